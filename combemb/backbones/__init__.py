@@ -1,0 +1,1 @@
+"""What turns inputs into the features that a method's head sees."""

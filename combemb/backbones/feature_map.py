@@ -1,0 +1,54 @@
+"""The map from embeddings as given to the features that every deep method's head sees."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class FeatureMap(nn.Module):
+    """Unit length, standardised, rotated to principal components, scaled so that the first has variance one.
+
+    A head on raw features has to learn their scales first; this one is fitted once, without labels, and saved with the
+    model.
+    """
+
+    mean: Tensor
+    components: Tensor
+
+    def __init__(self, n_inputs: int, n_features: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(n_inputs))
+        self.register_buffer("components", torch.zeros(n_inputs, n_features))  # standardisation and scale included
+
+    @property
+    def n_features(self) -> int:
+        """F', what the head sees."""
+        return self.components.shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (n, F) -> (n, F') with F' <= F."""
+        return (functional.normalize(x, dim=1) - self.mean) @ self.components
+
+
+def fit_feature_map(chunks: Iterable[Tensor], max_features: int) -> FeatureMap:
+    """Fit on the clean view of all items, given in chunks (n, F), with memory for F x F numbers only."""
+    n, total, products = 0, torch.tensor(0.0), torch.tensor(0.0)
+    for chunk in chunks:
+        rows = functional.normalize(chunk, dim=1).double()
+        n += len(rows)
+        total = total + rows.sum(dim=0)
+        products = products + rows.T @ rows
+    mean = total / n
+    covariance = products / n - torch.outer(mean, mean)  # (F, F)
+    variance = covariance.diagonal().clamp(min=0)
+    floor = 1e-10 * variance.max()
+    spread = torch.where(variance > floor, variance, torch.inf).sqrt()  # constant features drop out
+    values, vectors = torch.linalg.eigh(covariance / torch.outer(spread, spread))
+    keep = values.argsort(descending=True)[:max_features]
+    keep = keep[values[keep] > 1e-7 * values.max()]
+    feature_map = FeatureMap(len(mean), len(keep))
+    feature_map.mean.copy_(mean)
+    feature_map.components.copy_(vectors[:, keep] / (spread[:, None] * values.max().sqrt()))
+    return feature_map

@@ -1,0 +1,201 @@
+"""Labels in the user's form (ints, strings or a 0/1 matrix, with gaps) as arrays of class positions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+
+# np.array(["cat", -1]) holds the string "-1"; taken as a class, it would swallow all unlabelled items.
+MARKERS_AS_STRINGS = ("-1", "nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What a model may see of the classes of N items.
+
+    classes (C,): the sorted names, int64 or an object array of str; the column numbers when multi-label.
+    values: (N,) int64 positions in `classes`, -1 = unlabelled; or, multi-label, (N, C) float32 of 0/1 with rows of -1.
+    """
+
+    classes: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def is_multi(self) -> bool:
+        """Whether an item may have several classes."""
+        return self.values.ndim == 2
+
+    @property
+    def is_labelled(self) -> np.ndarray:
+        """(N,) bool."""
+        first = self.values[:, 0] if self.is_multi else self.values
+        return np.asarray(first >= 0)
+
+    def membership(self, rows: np.ndarray | Sequence[int]) -> np.ndarray:
+        """(n, C) float32: the classes of each of these labelled items, every row summing to one."""
+        index = np.arange(len(self))[np.asarray(rows)]  # also of a boolean mask
+        assert self.is_labelled[index].all(), "membership is asked of unlabelled items"
+        values = self.values[index]
+        if self.is_multi:
+            return np.asarray(values / values.sum(axis=1, keepdims=True), dtype=np.float32)
+        return np.asarray(values[:, None] == np.arange(len(self.classes)), dtype=np.float32)
+
+    def names(self, values: np.ndarray) -> np.ndarray:
+        """Values in the user's form: class names, with -1 (int classes) or None (strings) for unlabelled items."""
+        if self.is_multi:
+            return values
+        unlabelled = None if self.classes.dtype == object else -1
+        out = np.full(len(values), unlabelled, dtype=self.classes.dtype)
+        out[values >= 0] = self.classes[values[values >= 0]]
+        return out
+
+
+def read_labels(labels: Any, n_items: int) -> Labels:
+    """Read a list, numpy array or torch tensor of labels.
+
+    One label per item: ints, -1 if unlabelled, or strings, None or "" if unlabelled; NaN and None, the gaps of a data
+    frame, mark an unlabelled item in both. Several labels per item: (N, C) of 0/1, a row of -1 if unlabelled.
+    """
+    raw = _to_array(labels)
+    if raw.ndim not in (1, 2):
+        raise ValueError(f"labels have shape {raw.shape}; give (N,), or (N, C) of 0/1 for several labels per item")
+    if len(raw) != n_items:
+        raise ValueError(
+            f"there are {len(raw)} labels for {n_items} items; give one per item, -1 or None if unlabelled"
+        )
+    if raw.ndim == 2:
+        return _read_multi(raw)
+    if raw.dtype.kind in "iuf":
+        return _read_ints(raw)
+    if raw.dtype.kind in "UO":
+        return _read_objects(raw.astype(object))
+    raise ValueError(f"labels have dtype {raw.dtype}; give ints or strings, with -1 or None for unlabelled items")
+
+
+def require_partly_labelled(labels: Labels, min_classes: int) -> None:
+    """Refuse labels that a method cannot learn from: some items labelled, some not, and enough seen classes."""
+    is_labelled = labels.is_labelled
+    if not is_labelled.any():
+        raise ValueError(f"none of the {len(labels)} items is labelled; label some items of at least two classes")
+    if is_labelled.all():
+        raise ValueError(f"all {len(labels)} items are labelled; add unlabelled items, with -1 or None as their label")
+    values = labels.values[is_labelled]
+    n_seen = int((values > 0).any(axis=0).sum()) if labels.is_multi else len(np.unique(values))
+    if n_seen == 1:
+        raise ValueError("only one class has labels; label items of at least two classes")
+    if n_seen < min_classes:
+        raise ValueError(
+            f"found {n_seen} seen classes, n_meta_classes={min_classes} needs at least {min_classes}; "
+            "use fewer meta-classes or label more classes"
+        )
+
+
+def same_class(values_a: torch.Tensor, values_b: torch.Tensor) -> torch.Tensor:
+    """(A, B) bool: which pairs are known to share a class; an unlabelled item shares none.
+
+    values_a, values_b: in the form of `Labels.values`, either (A,), (B,) positions or (A, C), (B, C) of 0/1.
+    """
+    if values_a.ndim == 1:
+        return (values_a[:, None] == values_b) & (values_a[:, None] >= 0)
+    shared: torch.Tensor = values_a.clamp(min=0) @ values_b.clamp(min=0).T  # number of shared classes, (A, B)
+    return shared > 0
+
+
+def _to_array(labels: Any) -> np.ndarray:
+    """The labels as an array; plain lists as objects, because numpy would turn [1, "a"] into two strings."""
+    if isinstance(labels, torch.Tensor):
+        on_cpu = labels.detach().cpu()
+        return np.asarray((on_cpu.double() if on_cpu.is_floating_point() else on_cpu).numpy())
+    if hasattr(labels, "__array__"):
+        return np.asarray(labels)
+    if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
+        raise ValueError(f"labels are of type {type(labels).__name__}; give a list, numpy array or torch tensor")
+    if len(labels) > 0 and hasattr(labels[0], "__len__") and not isinstance(labels[0], str):
+        try:
+            return np.asarray(labels)
+        except ValueError as error:
+            raise ValueError("the rows of the labels differ in length; give (N, C) of 0/1") from error
+    array = np.empty(len(labels), dtype=object)
+    array[:] = labels
+    return array
+
+
+def _read_multi(raw: np.ndarray) -> Labels:
+    n_classes = raw.shape[1]
+    if raw.dtype.kind not in "biuf" or n_classes == 0:
+        raise ValueError(
+            f"labels have shape {raw.shape} and dtype {raw.dtype}; several labels per item are (N, C) of 0/1"
+        )
+    is_unlabelled = (raw == -1).all(axis=1)
+    is_known = ((raw == 0) | (raw == 1)).all(axis=1)
+    strange = np.flatnonzero(~is_unlabelled & ~is_known)
+    if len(strange) > 0:
+        raise ValueError(
+            f"row {strange[0]} of the (N, C) labels holds more than 0 and 1; use 0/1, a whole row of -1 for an "
+            "unlabelled item, or shape (N,) for one label per item"
+        )
+    empty = np.flatnonzero((raw == 0).all(axis=1))
+    if len(empty) > 0:
+        raise ValueError(f"row {empty[0]} of the (N, C) labels has no class; mark it unlabelled with a row of -1")
+    return Labels(classes=np.arange(n_classes), values=raw.astype(np.float32))
+
+
+def _read_ints(raw: np.ndarray) -> Labels:
+    if raw.dtype.kind == "f":
+        raw = np.where(np.isnan(raw), -1, raw.astype(np.float64))
+        is_whole = (raw == np.round(raw)) & (np.abs(raw) < 2**53)  # above it, floats skip whole numbers
+        if not is_whole.all():
+            raise ValueError(f"labels hold {raw[~is_whole][0]}; give whole numbers (below 2**53 if floats) or strings")
+    elif raw.dtype == np.uint64 and raw.max(initial=0) > np.iinfo(np.int64).max:
+        raise ValueError(f"labels hold {raw.max()}, more than 64 signed bits; give smaller ints or strings")
+    numbers = raw.astype(np.int64)
+    if numbers.min(initial=0) < -1:
+        raise ValueError(f"labels hold {numbers.min()}; only -1 (unlabelled) may be negative, so number classes from 0")
+    return _positions(numbers, numbers >= 0)
+
+
+def _read_objects(raw: np.ndarray) -> Labels:
+    is_labelled = np.array([not _is_missing(value) for value in raw], dtype=bool)
+    given = raw[is_labelled].tolist()
+    strings = [value for value in given if isinstance(value, str)]
+    odd = [value for value in given if not isinstance(value, str | Real) or isinstance(value, bool | np.bool_)]
+    if odd:
+        raise ValueError(
+            f"labels hold a {type(odd[0]).__name__}; give ints or strings, -1 or None for unlabelled items"
+        )
+    if 0 < len(strings) < len(given):
+        number = next(value for value in given if not isinstance(value, str))
+        raise ValueError(
+            f"labels mix strings ({strings[0]!r}) and numbers ({number!r}); give one kind, "
+            "and None for unlabelled items among strings"
+        )
+    if given and not strings:
+        numbers = np.array([-1 if _is_missing(value) else value for value in raw])
+        if numbers.dtype.kind not in "iuf":
+            raise ValueError("labels hold numbers that do not fit 64 bits; give smaller ints or strings")
+        return _read_ints(numbers)
+    markers = [value for value in strings if value in MARKERS_AS_STRINGS]
+    if markers:
+        raise ValueError(f"labels hold the string {markers[0]!r}; mark unlabelled items among strings with None or ''")
+    return _positions(np.array([str(v) if v else None for v in raw], dtype=object), is_labelled)
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, float | np.floating):
+        return math.isnan(value)
+    return value is None or (isinstance(value, str) and value == "")
+
+
+def _positions(names: np.ndarray, is_labelled: np.ndarray) -> Labels:
+    """Replace the names (N,) of the labelled items by their positions among the sorted classes."""
+    classes, positions = np.unique(names[is_labelled], return_inverse=True)
+    values = np.full(len(names), -1, dtype=np.int64)
+    values[is_labelled] = positions
+    return Labels(classes=classes, values=values)

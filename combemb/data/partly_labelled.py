@@ -1,0 +1,134 @@
+"""Batches of two views, part labelled and part not; each epoch's batches are a pure function of the seed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from combemb.data.labels import Labels
+from combemb.data.views import jitter
+
+
+class ArrayItems:
+    """Items as rows of an (N, V, F) array, which may be a memory map; rows are read when they are asked for."""
+
+    def __init__(self, x: np.ndarray, transform: Callable[[Tensor], Tensor] | None = None):
+        self.x = x if x.ndim == 3 else x[:, None]
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def n_views(self) -> int:
+        """V, 1 when there is only the clean view."""
+        return int(self.x.shape[1])
+
+    def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
+        """One view of each row, float32 and transformed. rows (n,), views (n,) or one for all -> (n, F)."""
+        picked = self.x[rows.numpy(), views.numpy() if isinstance(views, Tensor) else views]
+        x = torch.from_numpy(np.ascontiguousarray(picked, dtype=np.float32))
+        return self.transform(x) if self.transform else x
+
+    def chunks(self, n_rows: int = 16_384) -> Iterator[Tensor]:
+        """The clean view of all items, some rows at a time."""
+        for rows in torch.arange(len(self)).split(n_rows):
+            yield self.take(rows)
+
+    def in_memory(self, limit: int = 256 * 2**20) -> "ArrayItems":
+        """The same items with the transform applied once, if they then fit into `limit` bytes; else unchanged."""
+        F = self.take(torch.tensor([0])).shape[1]
+        if len(self) * self.n_views * F * 4 > limit:
+            return self
+        x = np.empty((len(self), self.n_views, F), dtype=np.float32)
+        for rows in torch.arange(len(self)).split(16_384):
+            for view in range(self.n_views):
+                x[rows.numpy(), view] = self.take(rows, view).numpy()
+        return ArrayItems(x)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Two views of the same items, the labelled ones first."""
+
+    rows: Tensor  # (B,) positions in the data
+    x: Tensor  # (B, F)
+    other: Tensor  # (B, F), another view of the same items
+    labels: Tensor  # (B,) class positions or (B, C) of 0/1; -1 = unlabelled
+    n_labelled: int
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device."""
+        x, other, labels = (t.to(device, non_blocking=True) for t in (self.x, self.other, self.labels))
+        return replace(self, x=x, other=other, labels=labels)
+
+
+@dataclass(frozen=True)
+class PartlyLabelled:
+    """Items with their labels, and the batches of an epoch."""
+
+    items: ArrayItems
+    labels: Labels
+    batch_size: int
+    labelled_share: float  # of a batch
+    seed: int
+    noise: float = 0.0  # of the views made when an item has only one
+    dropout: float = 0.0
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def n_labelled(self) -> int:
+        """Labelled items of a whole batch, over all processes."""
+        wanted = round(self.batch_size * self.labelled_share)
+        return self._even(min(wanted, int(self.labels.is_labelled.sum())))
+
+    @property
+    def n_unlabelled(self) -> int:
+        """Unlabelled items of a whole batch, over all processes."""
+        wanted = self.batch_size - round(self.batch_size * self.labelled_share)
+        return self._even(min(wanted, int((~self.labels.is_labelled).sum())))
+
+    def _even(self, n: int) -> int:
+        if n < self.world_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} and labelled_share={self.labelled_share} leave {n} labelled or unlabelled "
+                f"items for {self.world_size} process(es); use a larger batch"
+            )
+        return n // self.world_size * self.world_size
+
+    def __len__(self) -> int:
+        """Batches per epoch: an epoch draws about as many items as there are."""
+        return -(-len(self.items) // (self.n_labelled + self.n_unlabelled))
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of one epoch, or this process's share of them; the same whenever they are asked for."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        is_labelled = torch.from_numpy(self.labels.is_labelled)
+        labelled = _draws(torch.nonzero(is_labelled)[:, 0], len(self), self.n_labelled, generator)
+        unlabelled = _draws(torch.nonzero(~is_labelled)[:, 0], len(self), self.n_unlabelled, generator)
+        for some, others in zip(labelled, unlabelled, strict=True):
+            yield self._batch(some, others, generator)
+
+    def _batch(self, labelled: Tensor, unlabelled: Tensor, generator: torch.Generator) -> Batch:
+        n, V = len(labelled) + len(unlabelled), self.items.n_views
+        first = torch.randint(V, (n,), generator=generator)
+        second = (first + torch.randint(1, max(V, 2), (n,), generator=generator)) % V
+        parts = torch.arange(n).split([len(labelled), len(unlabelled)])
+        own = torch.cat([part.chunk(self.world_size)[self.rank] for part in parts])
+        rows = torch.cat([labelled, unlabelled])[own]
+        x, other = self.items.take(rows, first[own]), self.items.take(rows, second[own])
+        if V == 1:
+            x, other = (jitter(view, self.noise, self.dropout, own, n, generator) for view in (x, other))
+        labels = torch.from_numpy(self.labels.values[rows.numpy()])
+        return Batch(rows, x, other, labels, len(labelled) // self.world_size)
+
+
+def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """n_batches times n rows without repeats inside a batch: permutations end to end, remainders left out."""
+    per_pass = max(len(rows) // n, 1)
+    for start in range(0, n_batches, per_pass):
+        shuffled = rows[torch.randperm(len(rows), generator=generator)]
+        yield from shuffled[: per_pass * n].split(n)[: n_batches - start]

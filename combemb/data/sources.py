@@ -1,0 +1,67 @@
+"""Datasets by name, as embeddings with views and their targets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+SIDE = 8  # of a digit image, in pixels
+NOISE = 0.1  # standard deviation added to a view; pixels lie in [0, 1]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A dataset with its own division into training and test items.
+
+    train_x (N, V, F), view 0 the clean one; test_x (n, F); targets (N,), (n,).
+    """
+
+    name: str
+    train_x: np.ndarray
+    train_targets: np.ndarray
+    test_x: np.ndarray
+    test_targets: np.ndarray
+
+
+def names() -> list[str]:
+    """The datasets that `load` knows."""
+    return sorted(_SOURCES)
+
+
+def load(name: str, **options: Any) -> Source:
+    """The dataset of this name; the options are those of its function in this module."""
+    if name not in _SOURCES:
+        raise ValueError(f"dataset {name!r} is unknown; choose one of {', '.join(names())}")
+    return _SOURCES[name](**options)
+
+
+def digits(n_views: int = 3, seed: int = 0) -> Source:
+    """The 8x8 handwritten digits of scikit-learn; every fifth image is a test image.
+
+    Views after the first are the image moved by up to one pixel, with noise.
+    """
+    if n_views < 1:
+        raise ValueError(f"n_views={n_views}; use at least 1, the clean view")
+    pixels, targets = load_digits(return_X_y=True)
+    x = (pixels / 16).astype(np.float32)  # (N, 64) in [0, 1]
+    is_test = np.arange(len(x)) % 5 == 0
+    clean = x[~is_test]
+    rng = np.random.default_rng(seed)
+    views = [clean, *(_moved_and_noisy(clean, rng) for _ in range(n_views - 1))]
+    return Source("digits", np.stack(views, axis=1), targets[~is_test], x[is_test], targets[is_test])
+
+
+def _moved_and_noisy(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(N, 64) images, each moved by -1, 0 or 1 pixels in both directions (zeros enter), with noise, within [0, 1]."""
+    n = len(x)
+    framed = np.pad(x.reshape(n, SIDE, SIDE), ((0, 0), (1, 1), (1, 1)))
+    corners = rng.integers(0, 3, size=(2, n, 1))  # of the window cut out of the frame; 1 is the middle
+    rows, columns = corners + np.arange(SIDE)  # (N, 8) each
+    moved = framed[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]].reshape(n, -1)
+    noise = rng.normal(0, NOISE, size=moved.shape)
+    return np.asarray(np.clip(moved + noise, 0, 1), dtype=np.float32)
+
+
+_SOURCES: dict[str, Callable[..., Source]] = {"digits": digits}

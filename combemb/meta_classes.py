@@ -1,0 +1,97 @@
+"""Meta-class sets (Eq. 1): partitions of the seen classes, each by k-means in a random subspace of class embeddings."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from torch import Tensor
+from torch.nn import functional
+
+Partition = tuple[int, ...]
+
+TRIES = 50  # draws of one set before a repeat is accepted
+
+
+@dataclass(frozen=True)
+class MetaClasses:
+    """M partitions of C classes into K meta-classes; together they give each class a code (Eq. 2)."""
+
+    table: Tensor  # (M, C) int64: the meta-class of each class in each set
+    n_redrawn: int = 0  # draws thrown away: a meta-class was empty, or the partition had been drawn before
+    n_repeated: int = 0  # sets that equal an earlier one, because no new partition was found
+
+    def __str__(self) -> str:
+        M, C = self.table.shape
+        n_codes = torch.unique(self.table, dim=1).shape[1]
+        return (
+            f"{M} sets of {int(self.table.max()) + 1} meta-classes over {C} seen classes, {n_codes} distinct class codes; "
+            f"{self.n_redrawn} draws degenerate or repeated and redrawn, {self.n_repeated} repeats kept"
+        )
+
+
+def draw_meta_classes(embeddings: Tensor, n_sets: int, n_meta_classes: int, n_dims: int, seed: int) -> MetaClasses:
+    """Partition the classes n_sets times, by k-means with one random start over n_dims random dimensions.
+
+    embeddings (C, F), one row per class. A draw with an empty meta-class is drawn again, and so is one that equals an
+    earlier partition while there are others to find.
+    """
+    rng = np.random.default_rng(seed)
+    points = embeddings.double().cpu().numpy()
+    if len(np.unique(points, axis=0)) < n_meta_classes:
+        raise ValueError(f"fewer than {n_meta_classes} distinct class embeddings; use fewer meta-classes")
+    n_possible = count_partitions(len(points), n_meta_classes)
+    drawn: list[Partition] = []
+    n_redrawn = n_repeated = 0
+    for _ in range(n_sets):
+        is_exhausted = len(set(drawn)) == n_possible
+        for _ in range(TRIES):
+            partition = _draw_partition(points, n_meta_classes, n_dims, rng)
+            if max(partition) == n_meta_classes - 1 and (is_exhausted or partition not in drawn):
+                break
+            n_redrawn += 1
+        else:
+            if max(partition) < n_meta_classes - 1:
+                partition = drawn[-1] if drawn else _draw_partition(points, n_meta_classes, points.shape[1], rng)
+        n_repeated += partition in drawn
+        drawn.append(partition)
+    return MetaClasses(torch.tensor(drawn), n_redrawn, n_repeated)
+
+
+def _draw_partition(points: np.ndarray, n_meta_classes: int, n_dims: int, rng: np.random.Generator) -> Partition:
+    dims = rng.choice(points.shape[1], size=min(n_dims, points.shape[1]), replace=False)
+    kmeans = KMeans(n_meta_classes, init="random", n_init=1, random_state=int(rng.integers(2**31)))
+    return canonical(kmeans.fit_predict(points[:, dims]).tolist())
+
+
+def canonical(partition: list[int]) -> Partition:
+    """Meta-classes numbered in order of first appearance, so that equal partitions are equal tuples.
+
+    >>> canonical([2, 0, 2, 1])
+    (0, 1, 0, 2)
+    """
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(k, len(numbers)) for k in partition)
+
+
+def count_partitions(n_classes: int, n_meta_classes: int) -> int:
+    """Ways to part the classes into non-empty meta-classes, a Stirling number of the second kind.
+
+    >>> count_partitions(5, 2)
+    15
+    """
+    K = n_meta_classes
+    return sum((-1) ** j * math.comb(K, j) * (K - j) ** n_classes for j in range(K + 1)) // math.factorial(K)
+
+
+def meta_labels(table: Tensor, labels: Tensor) -> Tensor:
+    """The labels of Eq. 4 from class labels.
+
+    table (M, C). labels (B,) class positions -> (B, M) meta-classes; labels (B, C) of 0/1 -> (B, M, K), the share of an
+    item's classes that falls into each meta-class.
+    """
+    if labels.dim() == 1:
+        return table.T[labels]
+    shares = labels / labels.sum(dim=1, keepdim=True)
+    return torch.einsum("bc,mck->bmk", shares, functional.one_hot(table).to(labels.dtype))

@@ -1,0 +1,74 @@
+"""ITQ, the unsupervised binary code that every other method has to beat."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from combemb.codes import Codebook, binary_codebook
+from combemb.data.labels import Labels
+from combemb.data.partly_labelled import ArrayItems
+from combemb.methods.base import Method, setting
+from combemb.runs import Run
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ITQ(Method):
+    """Iterative quantisation (Gong & Lazebnik; Gong et al. 2012): centre, project to `bits` principal components, rotate.
+
+    Minimises ||B - V R||^2 over signs B and rotations R, V the projected data: B = sign(V R), then the Procrustes step
+    R = W U^T from the singular value decomposition B^T V = U S W^T. Labels are not used.
+    """
+
+    task: ClassVar[Literal["retrieval", "discovery", "both"]] = "retrieval"
+    paper: ClassVar[str] = "Iterative Quantization: A Procrustean Approach to Learning Binary Codes, TPAMI 2013"
+
+    bits: int = setting(48, "length of a code, at most the number of features")
+    iterations: int = setting(50, "alternations of signs and rotation; the paper's")
+
+    def check(self, x: np.ndarray, labels: Labels) -> None:
+        """The projection needs as many features and items as bits."""
+        if not 1 <= self.bits <= min(x.shape[-1], len(x)):
+            raise ValueError(
+                f"bits={self.bits} does not fit {len(x)} items with {x.shape[-1]} features; "
+                f"use 1 to {min(x.shape[-1], len(x))} bits"
+            )
+
+    def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
+        data = torch.cat(list(ArrayItems(x).chunks())).double()
+        self.mean_ = data.mean(dim=0)
+        centred = data - self.mean_
+        _, vectors = torch.linalg.eigh(centred.T @ centred)
+        components = vectors[:, -self.bits :].flip(1)  # (F, bits), by falling variance
+        projected = centred @ components  # (N, bits)
+        generator = torch.Generator().manual_seed(self.seed)
+        rotation = torch.linalg.qr(torch.randn(self.bits, self.bits, generator=generator, dtype=torch.float64)).Q
+        for _ in range(self.iterations):
+            signs = torch.where(projected @ rotation >= 0, 1.0, -1.0).double()
+            U, _, Wt = torch.linalg.svd(signs.T @ projected)
+            rotation = Wt.T @ U.T
+        self.mean_ = self.mean_.float()
+        self.rotation_ = (components @ rotation).float()  # (F, bits)
+
+    def _embed(self, x: Tensor) -> Tensor:
+        return (x - self.mean_) @ self.rotation_
+
+    @property
+    def codebook(self) -> Codebook:
+        """One bit per set: the words are -1 and +1."""
+        return binary_codebook(self.bits)
+
+    @property
+    def n_inputs(self) -> int:
+        """F of the data that the method was fitted on."""
+        return len(self.mean_)
+
+    def state(self) -> dict[str, Tensor]:
+        """The mean, and projection and rotation as one matrix."""
+        return {"mean": self.mean_, "rotation": self.rotation_}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave."""
+        self.mean_, self.rotation_ = state["mean"], state["rotation"]

@@ -1,0 +1,111 @@
+"""Several processes that train as one: gather with gradient, batch statistics and gradients over all of them."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def world_size() -> int:
+    """Number of processes that train together, 1 outside torchrun."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Number of this process among them."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Join the group that torchrun started, unless the caller has done so; without torchrun nothing happens."""
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    """Go on when all processes have come here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.n = len(x)
+        parts = [torch.empty_like(x) for _ in range(world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        # Every process used our rows, so the gradient of ours is the sum over all of them.
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad[rank() * ctx.n : (rank() + 1) * ctx.n]
+
+
+def gather(x: Tensor) -> Tensor:
+    """Rows of all processes in order of rank, differentiable; every process must bring the same number."""
+    if world_size() == 1:
+        return x
+    gathered: Tensor = _Gather.apply(x)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def mean(x: Tensor) -> Tensor:
+    """Mean over the processes, for what is reported."""
+    if world_size() > 1:
+        x = x.clone()
+        dist.all_reduce(x)
+        x /= world_size()
+    return x
+
+
+def own_rows(gathered: Tensor) -> Tensor:
+    """The rows of a gathered tensor that this process brought."""
+    return gathered.chunk(world_size())[rank()]
+
+
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Mean of the gradients over the processes, in one message: the gradient of the mean of their losses."""
+    if world_size() == 1:
+        return
+    grads = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in grads])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+        grad.copy_(part.view_as(grad))
+
+
+def same_start(module: nn.Module) -> None:
+    """Give every process the parameters and buffers of the first."""
+    if world_size() > 1:
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm whose statistics run over the batch of all processes; SyncBatchNorm does not run on CPUs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, D) -> (B, D)."""
+        if world_size() == 1 or not self.training:
+            return super().forward(x)
+        everything = gather(x)
+        normalised = functional.batch_norm(
+            everything, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum or 0.0, self.eps
+        )
+        return own_rows(normalised)

@@ -1,0 +1,68 @@
+"""What a user sees while something long runs: a live line on a terminal, now and then a plain line elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Self, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+Item = TypeVar("Item")
+
+SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_REFRESHES = 0.2
+
+
+def is_wanted(progress: bool | None) -> bool:
+    """None means: only where somebody is likely to look, on a terminal."""
+    return sys.stderr.isatty() if progress is None else progress
+
+
+class Display:
+    """Steps of a known total with a line of text beside them; silent when not wanted."""
+
+    def __init__(self, title: str, total: int, unit: str, progress: bool | None = None, done: int = 0):
+        self.title, self.total, self.unit, self.done, self.start = title, total, unit, done, done
+        self.console = Console(stderr=True)
+        self.is_shown = is_wanted(progress)
+        self.bar: Progress | None = None
+        if self.is_shown and self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[text]}"))
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
+            self.task = self.bar.add_task(title, total=total, completed=done, text="")
+        self.began = self.last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def advance(self, n: int, text: Callable[[], str] = str) -> None:
+        """Count n more units; `text` is asked for when something is shown."""
+        self.done += n
+        now = time.monotonic()
+        interval = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
+        if not self.is_shown or now - self.last < interval:
+            return
+        self.last = now
+        speed = (self.done - self.start) / (now - self.began)
+        line = f"{text()}  {speed:,.0f} {self.unit}/s".strip()
+        if self.bar:
+            self.bar.update(self.task, completed=min(self.done, self.total), text=line)
+        else:
+            left = max(self.total - self.done, 0) / speed
+            self.console.print(f"{self.title} {self.done / self.total:4.0%}  {line}  {left:.0f} s left", highlight=False)
+
+
+def tracked(items: Iterable[Item], title: str, total: int, progress: bool | None = None) -> Iterator[Item]:
+    """Show how many of `items` have been used."""
+    with Display(title, total, "chunks", progress) as display:
+        for item in items:
+            yield item
+            display.advance(1)

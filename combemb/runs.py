@@ -1,0 +1,144 @@
+"""The run folder: one fitted model with its configuration, weights and log. No file in it is ever half-written."""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS, CHECKPOINT, LOG = "run.json", "weights.safetensors", "checkpoint.safetensors", "metrics.jsonl"
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary neighbour, then put it in the place of `path` in one step."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda temporary: _ignore(temporary.write_text(text)))
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors, atomically."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
+
+
+def _ignore(_: object) -> None:
+    return None
+
+
+class Run:
+    """A run folder that a fit writes into."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def check_free(self, overwrite: bool, resume: bool) -> None:
+        """Before any work: ValueError if the folder holds something that must not be replaced."""
+        if overwrite and resume:
+            raise ValueError("overwrite and resume exclude each other; choose one")
+        if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
+            return
+        if not self.has_config():
+            raise ValueError(f"{self.folder} exists and is not a run folder; choose another place")
+        if not (overwrite or resume):
+            raise ValueError(f"{self.folder} holds a run; use overwrite to replace it, or resume to go on with it")
+
+    def start(self, config: dict[str, Any]) -> None:
+        """Begin anew: remove the files of an earlier run and store the configuration."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (CHECKPOINT, WEIGHTS, LOG, CONFIG):
+            (self.folder / name).unlink(missing_ok=True)
+        self.write_config(config)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Store the configuration, atomically."""
+        write_json(self.folder / CONFIG, {"format_version": FORMAT_VERSION, **config})
+
+    def has_config(self) -> bool:
+        """Whether a run was ever started here."""
+        return (self.folder / CONFIG).is_file()
+
+    def config(self) -> dict[str, Any]:
+        """The configuration of the run in this folder."""
+        path = self.folder / CONFIG
+        try:
+            config: dict[str, Any] = json.loads(path.read_text())
+            version = config["format_version"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{self.folder} is not a readable run folder ({error}); expected {CONFIG} in it") from error
+        if version != FORMAT_VERSION:
+            raise ValueError(f"{path} has format_version {version}, this combemb reads {FORMAT_VERSION}; fit again")
+        return config
+
+    def write_weights(self, tensors: dict[str, Tensor]) -> None:
+        """Store the fitted state and drop the checkpoint that it replaces."""
+        write_tensors(self.folder / WEIGHTS, tensors)
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The fitted state."""
+        path = self.folder / WEIGHTS
+        if not path.exists() and (self.folder / CHECKPOINT).exists():
+            raise ValueError(f"the run in {self.folder} was stopped before its end; go on with resume")
+        return _read_tensors(path)
+
+    def write_checkpoint(self, epoch: int, tensors: dict[str, Tensor]) -> None:
+        """Store the state after `epoch` epochs."""
+        write_tensors(self.folder / CHECKPOINT, {**tensors, "epoch": torch.tensor(epoch)})
+
+    def checkpoint(self) -> tuple[int, dict[str, Tensor]] | None:
+        """The last state stored, or None; the log forgets the epochs after it."""
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            (self.folder / LOG).unlink(missing_ok=True)
+            return None
+        tensors = _read_tensors(path)
+        epoch = int(tensors.pop("epoch"))
+        kept = "".join(json.dumps(record) + "\n" for record in self.log() if record["epoch"] <= epoch)
+        write_atomically(self.folder / LOG, lambda temporary: _ignore(temporary.write_text(kept)))
+        return epoch, tensors
+
+    def append_log(self, record: dict[str, Any]) -> None:
+        """Add one epoch's numbers as a line of JSON."""
+        with (self.folder / LOG).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def log(self) -> list[dict[str, Any]]:
+        """All epochs' numbers; a last line cut short by a crash is left out."""
+        path = self.folder / LOG
+        lines = path.read_text().splitlines() if path.exists() else []
+        records = []
+        for line in lines:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                break
+        return records
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except Exception as error:  # safetensors raises its own type for damaged files
+        raise ValueError(f"cannot read {path}: {error}; the file is missing or damaged, fit again") from error
+    return tensors
