@@ -6,28 +6,32 @@ from torch.nn import functional
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows of length one along the last axis."""
+    """Vectors along the last axis scaled to length one."""
     return functional.normalize(x, dim=-1)
 
 
-def block_diagonal(prototypes: Tensor) -> Tensor:
-    """(M, K, d) -> (M*d, M*K): one matrix product then serves all sets, several times faster than M tiny ones."""
-    return torch.block_diag(*prototypes.transpose(1, 2))
+def prototype_matrix(prototypes: Tensor) -> Tensor:
+    """All sets in one matrix, zero where sub-vector and prototype are of different sets: (M, K, d) -> (M*d, K*M).
 
-
-def similarities(z: Tensor, prototypes: Tensor) -> Tensor:
-    """Cosine of every sub-vector to every prototype of its set, the z^m . theta^m_k of Eq. 3 and 4.
-
-    z (B, M, d) and prototypes (M, K, d) with unit sub-vectors. Returns (B, M, K).
+    One product with it serves all sets, several times faster than M tiny ones.
     """
-    M, K, _ = prototypes.shape
-    return (z.flatten(1) @ block_diagonal(prototypes)).view(-1, M, K)
+    M, K, d = prototypes.shape
+    own = torch.eye(M, dtype=prototypes.dtype, device=prototypes.device)
+    matrix = prototypes.transpose(1, 2)[..., None] * own[:, None, None, :]  # (M, d, K, M)
+    return matrix.reshape(M * d, K * M)
 
 
-def soft_assignment(cosines: Tensor, prototypes: Tensor, sharpness: float) -> Tensor:
-    """pi(z), Eq. 3: prototypes weighted by softmax_k(lambda * z^m . theta^m_k), side by side.
+def similarities(z: Tensor, matrix: Tensor, n_sets: int) -> Tensor:
+    """z^m . theta^m_k of Eq. 3 and 4, cosines where both are of unit length.
 
-    cosines (B, M, K) from `similarities`; prototypes (M, K, d) of unit length. Returns (B, M*d), not normalised.
+    z (B, M*d); matrix from `prototype_matrix`. Returns (B, K, M): the softmax over K then runs along long rows.
     """
-    weights = torch.softmax(sharpness * cosines, dim=-1)  # (B, M, K)
-    return weights.flatten(1) @ block_diagonal(prototypes).T
+    return (z @ matrix).view(len(z), -1, n_sets)
+
+
+def soft_assignment(cosines: Tensor, matrix: Tensor, sharpness: float) -> Tensor:
+    """pi(z), Eq. 3: prototypes weighted by softmax_k(lambda * z^m . theta^m_k), sets side by side.
+
+    cosines (B, K, M) from `similarities`; matrix from `prototype_matrix`. Returns (B, M*d), not normalised.
+    """
+    return torch.softmax(sharpness * cosines, dim=1).flatten(1) @ matrix.T

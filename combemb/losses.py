@@ -8,13 +8,10 @@ def meta_class_loss(cosines: Tensor, meta_labels: Tensor, temperature: float) ->
     """Normalised softmax over each meta-class set, summed over the sets (Eq. 4).
 
     L = -sum_m log softmax_k(z^m . theta^m_k / tau)[y^m], with z^m and theta^m_k of unit length.
-    cosines (B, M, K), the inner products; meta_labels (B, M) in [0, K), or (B, M, K) shares that sum to one over K for
+    cosines (B, K, M), the inner products; meta_labels (B, M) in [0, K), or (B, K, M) shares that sum to one over K for
     items with several labels.
     """
-    logits = cosines.transpose(1, 2) / temperature  # (B, K, M), the layout cross_entropy wants
-    if meta_labels.is_floating_point():
-        meta_labels = meta_labels.transpose(1, 2)
-    return functional.cross_entropy(logits, meta_labels, reduction="sum") / len(cosines)
+    return functional.cross_entropy(cosines / temperature, meta_labels, reduction="sum") / len(cosines)
 
 
 def similarity_loss(z: Tensor, pi: Tensor, positives: Tensor, temperature: float) -> Tensor:

@@ -26,9 +26,28 @@ class MetaClasses:
         M, C = self.table.shape
         n_codes = torch.unique(self.table, dim=1).shape[1]
         return (
-            f"{M} sets of {int(self.table.max()) + 1} meta-classes over {C} seen classes, {n_codes} distinct class codes; "
-            f"{self.n_redrawn} draws degenerate or repeated and redrawn, {self.n_repeated} repeats kept"
+            f"{M} sets of {int(self.table.max()) + 1} meta-classes over {C} seen classes, {n_codes} class codes"
+            f"; {self.n_redrawn} draws degenerate or repeated and redrawn, {self.n_repeated} repeats kept"
         )
+
+
+def class_embeddings(x: Tensor, membership: Tensor, weight_decay: float = 1e-3, iterations: int = 50) -> Tensor:
+    """One row per class: the weights of a softmax classifier on the labelled items, fitted by L-BFGS.
+
+    x (n, F); membership (n, C), rows that sum to one over the classes of an item. Returns (C, F).
+    """
+    weights = torch.zeros(membership.shape[1], x.shape[1], requires_grad=True)
+    bias = torch.zeros(membership.shape[1], requires_grad=True)
+    optimiser = torch.optim.LBFGS([weights, bias], max_iter=iterations, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        value = functional.cross_entropy(x @ weights.T + bias, membership) + weight_decay * weights.square().sum()
+        value.backward()
+        return value
+
+    optimiser.step(loss)
+    return weights.detach()
 
 
 def draw_meta_classes(embeddings: Tensor, n_sets: int, n_meta_classes: int, n_dims: int, seed: int) -> MetaClasses:
@@ -82,16 +101,17 @@ def count_partitions(n_classes: int, n_meta_classes: int) -> int:
     15
     """
     K = n_meta_classes
-    return sum((-1) ** j * math.comb(K, j) * (K - j) ** n_classes for j in range(K + 1)) // math.factorial(K)
+    surjections: int = sum((-1) ** j * math.comb(K, j) * (K - j) ** n_classes for j in range(K + 1))
+    return surjections // math.factorial(K)
 
 
 def meta_labels(table: Tensor, labels: Tensor) -> Tensor:
     """The labels of Eq. 4 from class labels.
 
-    table (M, C). labels (B,) class positions -> (B, M) meta-classes; labels (B, C) of 0/1 -> (B, M, K), the share of an
+    table (M, C). labels (B,) class positions -> (B, M) meta-classes; labels (B, C) of 0/1 -> (B, K, M), the share of an
     item's classes that falls into each meta-class.
     """
     if labels.dim() == 1:
         return table.T[labels]
     shares = labels / labels.sum(dim=1, keepdim=True)
-    return torch.einsum("bc,mck->bmk", shares, functional.one_hot(table).to(labels.dtype))
+    return torch.einsum("bc,mck->bkm", shares, functional.one_hot(table).to(labels.dtype))

@@ -118,6 +118,16 @@ def float_retrieval(
     return _retrieval(lambda rows: q[rows] @ distinct.T, group, *targets, at=at, chunk=chunk)
 
 
+def code_use(codes: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
+    """How codes are used: the share of items per word of each set, and the number of distinct codes.
+
+    codes (N, M); sizes, K of each set.
+    """
+    shares = [torch.bincount(codes[:, m].long(), minlength=K) / len(codes) for m, K in enumerate(sizes)]
+    use = [[round(share, 4) for share in row.tolist()] for row in shares]
+    return {"n_codes": len(torch.unique(codes, dim=0)), "n_coded": len(codes), "code_use": use}
+
+
 def pair_precision_recall(predicted: Array, same: Array) -> tuple[float, float]:
     """Return precision and recall of predicted pairs; both masks (B, B) bool, pairs of an item with itself left out.
 

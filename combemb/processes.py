@@ -49,7 +49,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         # Every process used our rows, so the gradient of ours is the sum over all of them.
         grad = grad.contiguous()
         dist.all_reduce(grad)
@@ -106,6 +106,13 @@ class BatchNorm(nn.BatchNorm1d):
             return super().forward(x)
         everything = gather(x)
         normalised = functional.batch_norm(
-            everything, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum or 0.0, self.eps
+            everything,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            True,
+            self.momentum or 0.0,
+            self.eps,
         )
         return own_rows(normalised)

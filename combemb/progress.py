@@ -57,7 +57,9 @@ class Display:
             self.bar.update(self.task, completed=min(self.done, self.total), text=line)
         else:
             left = max(self.total - self.done, 0) / speed
-            self.console.print(f"{self.title} {self.done / self.total:4.0%}  {line}  {left:.0f} s left", highlight=False)
+            self.console.print(
+                f"{self.title} {self.done / self.total:4.0%}  {line}  {left:.0f} s left", highlight=False
+            )
 
 
 def tracked(items: Iterable[Item], title: str, total: int, progress: bool | None = None) -> Iterator[Item]:

@@ -11,8 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from combemb.curves import draw_curves
+
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CHECKPOINT, LOG = "run.json", "weights.safetensors", "checkpoint.safetensors", "metrics.jsonl"
+DIAGNOSIS, CURVES = "diagnosis.json", "training.png"
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -66,7 +69,7 @@ class Run:
     def start(self, config: dict[str, Any]) -> None:
         """Begin anew: remove the files of an earlier run and store the configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (CHECKPOINT, WEIGHTS, LOG, CONFIG):
+        for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, CONFIG):
             (self.folder / name).unlink(missing_ok=True)
         self.write_config(config)
 
@@ -85,7 +88,9 @@ class Run:
             config: dict[str, Any] = json.loads(path.read_text())
             version = config["format_version"]
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{self.folder} is not a readable run folder ({error}); expected {CONFIG} in it") from error
+            raise ValueError(
+                f"{self.folder} is not a readable run folder ({error}); expected {CONFIG} in it"
+            ) from error
         if version != FORMAT_VERSION:
             raise ValueError(f"{path} has format_version {version}, this combemb reads {FORMAT_VERSION}; fit again")
         return config
@@ -101,6 +106,12 @@ class Run:
         if not path.exists() and (self.folder / CHECKPOINT).exists():
             raise ValueError(f"the run in {self.folder} was stopped before its end; go on with resume")
         return _read_tensors(path)
+
+    def write_report(self, diagnosis: dict[str, Any], log: list[dict[str, Any]]) -> None:
+        """Store what one should look at: numbers as JSON and, where something was trained, its curves as a picture."""
+        write_json(self.folder / DIAGNOSIS, diagnosis)
+        if log:
+            write_atomically(self.folder / CURVES, lambda temporary: draw_curves(log, temporary))
 
     def write_checkpoint(self, epoch: int, tensors: dict[str, Tensor]) -> None:
         """Store the state after `epoch` epochs."""

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,8 +27,10 @@ class Trainable(Protocol):
     """What the loop needs of a method."""
 
     module_: nn.Module
-    epochs: int
     warmup_share: float
+
+    def n_epochs(self, steps_per_epoch: int) -> int:
+        """How often to go through the data."""
 
     def optimisers(self) -> list[Optimizer]:
         """Fresh optimisers of the module; their learning rates are the peak of the schedule."""
@@ -60,25 +63,29 @@ def train(
     peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
     first, log = _restore(run, module, optimisers)
     processes.same_start(module)
-    n_steps, n_items = method.epochs * len(data), data.n_labelled + data.n_unlabelled
+    n_epochs = method.n_epochs(len(data))
+    n_steps, n_items = n_epochs * len(data), data.n_labelled + data.n_unlabelled
     stored = time.monotonic()
     is_first_process = processes.rank() == 0
-    with Display("training", n_steps * n_items, "items", progress and is_first_process, first * len(data) * n_items) as display:
-        for epoch in range(first, method.epochs):
+    with Display(
+        "training", n_steps * n_items, "items", progress and is_first_process, first * len(data) * n_items
+    ) as display:
+        for epoch in range(first, n_epochs):
             began = time.monotonic()
             module.train()
             method.on_epoch(data, epoch)
             sums: dict[str, Tensor] = {}
-            for i, batch in enumerate(data.epoch(epoch)):
-                _set_rates(optimisers, peaks, schedule(epoch * len(data) + i, n_steps, method.warmup_share))
-                batch = batch.to(device)
+            for i, drawn in enumerate(data.epoch(epoch)):
+                step = epoch * len(data) + i
+                _set_rates(optimisers, peaks, schedule(step, n_steps, method.warmup_share))
+                batch = replace(drawn.to(device), progress=step / n_steps)
                 try:
                     terms = method.step(batch, optimisers)
                 except Diverged as error:
                     raise Diverged(f"epoch {epoch + 1}, step {i + 1} of {len(data)}: {error}") from None
                 for name, term in terms.items():
                     sums[name] = sums.get(name, 0) + term.detach()
-                display.advance(n_items, partial(_line, epoch + 1, method.epochs, sums, i + 1))
+                display.advance(n_items, partial(_line, epoch + 1, n_epochs, sums, i + 1))
             seconds = time.monotonic() - began
             module.eval()
             record = {
@@ -87,10 +94,11 @@ def train(
                 **method.diagnostics(batch, data),
                 "items_per_second": round(len(data) * n_items / seconds, 1),
             }
+            record = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in record.items()}
             log.append(record)
             if run and is_first_process:
                 run.append_log(record)
-                if time.monotonic() - stored >= checkpoint_seconds and epoch + 1 < method.epochs:
+                if time.monotonic() - stored >= checkpoint_seconds and epoch + 1 < n_epochs:
                     run.write_checkpoint(epoch + 1, _state(module, optimisers))
                     stored = time.monotonic()
     module.eval()
@@ -102,7 +110,7 @@ def descend(parameters: Iterable[Tensor], optimiser: Optimizer, terms: Terms, cl
     parameters = list(parameters)
     optimiser.zero_grad(set_to_none=True)
     loss = torch.stack(list(terms.values())).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     processes.average_gradients(parameters)
     norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
     if not torch.isfinite(norm + loss.detach()):
@@ -162,6 +170,6 @@ def _restore(run: Run | None, module: nn.Module, optimisers: list[Optimizer]) ->
         if name.startswith("optimiser."):
             _, i, j, slot = name.split(".")
             slots.setdefault(int(i), {}).setdefault(int(j), {})[slot] = tensor
-    for i, optimiser in enumerate(optimisers):
-        optimiser.load_state_dict({**optimiser.state_dict(), "state": slots.get(i, {})})
+    for number, optimiser in enumerate(optimisers):
+        optimiser.load_state_dict({**optimiser.state_dict(), "state": slots.get(number, {})})
     return epoch, run.log()

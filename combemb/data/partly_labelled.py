@@ -58,6 +58,7 @@ class Batch:
     other: Tensor  # (B, F), another view of the same items
     labels: Tensor  # (B,) class positions or (B, C) of 0/1; -1 = unlabelled
     n_labelled: int
+    progress: float = 0.0  # share of the training that lies behind
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""

@@ -21,16 +21,26 @@ from combemb.codes import Codebook
 from combemb.data.embeddings import Embeddings, as_array, check_finite, read_embeddings
 from combemb.data.labels import Labels, read_labels
 from combemb.data.partly_labelled import ArrayItems, Batch, PartlyLabelled
+from combemb.metrics import code_use
 from combemb.progress import tracked
 from combemb.runs import Run
 from combemb.training import Terms, descend, train
 
 CHUNK = 16_384  # rows embedded at a time
+DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit, at most
+DEFAULT_STEPS = 1_200
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def setting(default: Any, about: str) -> Any:
     """A hyper-parameter: a dataclass field with one line of what it is and where its default comes from."""
     return field(default=default, metadata={"about": about})
+
+
+def require(condition: bool, message: str) -> None:
+    """ValueError with this message unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -46,9 +56,9 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
     seed: int = setting(0, "everything random follows from it; the global random state is never touched")
     device: str = setting("auto", "auto takes CUDA, then MPS, then the CPU")
 
-    @abstractmethod
     def check(self, x: np.ndarray, labels: Labels) -> None:
         """ValueError if the fields and the data do not fit together; called before anything is computed or written."""
+        require(self.device in DEVICES, f"device={self.device!r}; choose one of {', '.join(DEVICES)}")
 
     @abstractmethod
     def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
@@ -107,7 +117,15 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
             self._fit(given.x, labels, run, progress)
             if run and processes.rank() == 0:
                 run.write_weights(self.state())
+                run.write_report(self.diagnosis(given.x), getattr(self, "log_", []))
         return self
+
+    def diagnosis(self, x: Any) -> dict[str, Any]:
+        """What one should look at before believing a fit: here the use of the codes of (some of) the items x."""
+        if self.task == "discovery":
+            return {}
+        x = _read(x).x
+        return code_use(self.encode(x[:: -(-len(x) // DIAGNOSED_ITEMS)]), self.codebook.sizes)
 
     def embed(self, x: Any, *, progress: bool | None = None) -> Tensor:
         """Embed the clean view of every item: (N, D) float32."""
@@ -139,7 +157,7 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         config = run.config()
         if config["method"] != cls._name():
             raise ValueError(f"{folder} holds a run of {config['method']!r}, not of {cls._name()!r}")
-        fields = {name: tuple(v) if isinstance(v, list) else v for name, v in config["fields"].items()}
+        fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in config["fields"].items()}
         method = cls(**fields)
         kinds = {isinstance(name, str) for name in config["classes"]}
         method.classes_ = np.array(config["classes"], dtype=object if True in kinds else np.int64)
@@ -176,7 +194,7 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
 class DeepMethod(Method):
     """A method with a module, trained by the one loop: it brings `network`, `losses` and what else it needs."""
 
-    epochs: int = setting(80, "passes over the data; 80 in our first experiments")
+    epochs: int | None = setting(None, "passes over the data; None makes 1,200 steps, but at least 10 passes; ours")
     batch_size: int = setting(512, "items per step, over all processes")
     labelled_share: float = setting(0.5, "labelled part of a batch; half, as in GPQ's release")
     learning_rate: float = setting(1e-3, "peak of the schedule (warm-up, then a cosine to zero); ours")
@@ -184,8 +202,25 @@ class DeepMethod(Method):
     warmup_share: float = setting(0.05, "part of the steps in which the learning rate rises; ours")
     clip_norm: float = setting(1.0, "largest norm of the gradient; ours")
     max_features: int = setting(256, "principal components of the input that the head sees; ours")
-    view_noise: float = setting(0.5, "noise of the two views when items have one view only, in units of a feature; ours")
+    threads: int = setting(
+        1, "of the CPU in training: small heads gain nothing from more, and lose much on a busy machine"
+    )
+    view_noise: float = setting(
+        0.5, "noise of the two views when items have one view only, in units of a feature; ours"
+    )
     view_dropout: float = setting(0.1, "share of features set to zero in such views; ours")
+
+    def check(self, x: np.ndarray, labels: Labels) -> None:
+        """The numbers that steer the loop must make sense."""
+        super().check(x, labels)
+        for name in ("batch_size", "learning_rate", "clip_norm", "max_features", "threads"):
+            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
+        require(self.epochs is None or self.epochs > 0, f"epochs={self.epochs} must be above 0, or None")
+        for name in ("labelled_share", "view_dropout"):
+            require(0 < getattr(self, name) < 1, f"{name}={getattr(self, name)} must lie between 0 and 1")
+        for name in ("weight_decay", "view_noise"):
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
+        require(0 <= self.warmup_share < 1, f"warmup_share={self.warmup_share} must be at least 0 and below 1")
 
     @abstractmethod
     def network(self, n_features: int, n_classes: int) -> nn.Module:
@@ -205,6 +240,14 @@ class DeepMethod(Method):
         """Numbers for the log, after each epoch."""
         return {}
 
+    def n_epochs(self, steps_per_epoch: int) -> int:
+        """How often to go through the data."""
+        return self.epochs or max(-(-DEFAULT_STEPS // steps_per_epoch), 10)
+
+    def diagnosis(self, x: Any) -> dict[str, Any]:
+        """The last epoch's numbers beside the use of the codes."""
+        return {**self.log_[-1], **super().diagnosis(x)}
+
     def optimisers(self) -> list[Optimizer]:
         """One AdamW over everything; methods with several players override this and `step`."""
         return [AdamW(self.module_.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)]
@@ -216,6 +259,10 @@ class DeepMethod(Method):
         return terms
 
     def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
+        with limited_threads(self.threads):
+            self._train(x, labels, run, progress)
+
+    def _train(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
         items = ArrayItems(x)
         chunks = tracked(items.chunks(), "reading features", -(-len(items) // CHUNK), progress)
         self.feature_map_ = fit_feature_map(chunks, self.max_features)
@@ -263,6 +310,17 @@ class DeepMethod(Method):
             return torch.device(self.device)
         accelerators = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         return torch.device(next((name for name, there in accelerators.items() if there), "cpu"))
+
+
+@contextmanager
+def limited_threads(n: int) -> Iterator[None]:
+    """Let torch use n threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -1,35 +1,37 @@
-"""CombEmb, the method of the paper (Eq. 1 to 8) with every silent choice a field."""
+"""CombEmb, the method of the paper (Eq. 1 to 8), with every choice that the paper leaves open a field."""
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from combemb import processes
 from combemb.codes import Codebook
 from combemb.data.labels import Labels, require_partly_labelled, same_class
 from combemb.data.partly_labelled import Batch, PartlyLabelled
-from combemb.embedding import similarities, soft_assignment, unit
+from combemb.embedding import prototype_matrix, similarities, soft_assignment, unit
 from combemb.losses import consistency_loss, meta_class_loss, similarity_loss
-from combemb.meta_classes import MetaClasses, draw_meta_classes, meta_labels
-from combemb.methods.base import DeepMethod, setting
-from combemb.metrics import pair_precision_recall
+from combemb.meta_classes import class_embeddings, draw_meta_classes, meta_labels
+from combemb.methods.base import DeepMethod, require, setting
+from combemb.metrics import code_use, pair_precision_recall
 from combemb.pairs import mutual_neighbours, similar, threshold_for_precision
 from combemb.training import Terms
 
-SAMPLE = 2_048  # items from which the threshold is calibrated and the use of codes is counted after each epoch
+PAIR_RULES = ("similar", "neighbours")
+ANCHORS = ("unlabelled", "all")
+CLASSIFIER_ITEMS = 20_000  # labelled items from which the class embeddings are learned, at most
+DIAGNOSED_ITEMS = 1_024  # items whose codes are counted after each epoch, at most
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CombEmb(DeepMethod):
-    """Combinatorial embedding: each sub-vector of z learns one partition of the seen classes into meta-classes.
+    """Combinatorial embedding (Kim, Kang & Han, CVPR 2023): each sub-vector of z learns one partition of the classes.
 
-    L = L_meta / M + similarity_weight * L_sim + consistency_weight * L_cons: Eq. 8 divided by M, so that the weights
-    do not depend on the bits; the paper's alpha and beta are M times these.
+    L = L_meta / M + similarity_weight * L_sim + consistency_weight * L_cons, which is Eq. 8 divided by M, so that the
+    weights do not depend on the bits: the paper's alpha and beta are M times these.
     """
 
     task: ClassVar[Literal["retrieval", "discovery", "both"]] = "both"
@@ -38,22 +40,20 @@ class CombEmb(DeepMethod):
     bits: int = setting(48, "length of a code, a multiple of log2(n_meta_classes)")
     n_meta_classes: int = setting(4, "K, meta-classes per set: 2, 4, 8 or 16; the paper's 4")
     sub_vector: int = setting(12, "d, length of a sub-vector; the paper's")
-    subspace: int = setting(100, "Q, dimensions per meta-class k-means, a quarter of the features if fewer than 400; ours")
-    temperature: float = setting(0.1, "tau of Eq. 4; ours, 0.05 in the normalised softmax paper")
-    sharpness: float = setting(10.0, "lambda of Eq. 3; ours, 20 in GPQ's release")
-    positive_threshold: float | None = setting(None, "gamma of Eq. 5; None calibrates it on labelled pairs")
-    threshold_precision: float = setting(0.9, "precision on labelled pairs that a calibrated gamma has to reach; ours")
-    n_neighbours: int = setting(5, "mutual neighbours in the batch that join the positives of Eq. 5; 0 is the paper; ours")
-    anchors: str = setting("unlabelled", "items that Eq. 6 pulls to their positives: unlabelled (the paper's text) or all")
-    include_self: bool = setting(True, "whether an anchor is one of its own positives, as in the formula of Eq. 5")
-    similarity_weight: float = setting(5.0, "weight of Eq. 6 against the mean over sets of Eq. 4; ours")
+    subspace: int = setting(100, "Q, dimensions per meta-class k-means, a quarter of them all if fewer than 400; ours")
+    temperature: float = setting(0.1, "tau of Eq. 4; ours, the normalised softmax paper has 0.05")
+    sharpness: float = setting(10.0, "lambda of Eq. 3; ours, GPQ's release has 20")
+    pair_rules: tuple[str, ...] = setting(PAIR_RULES, "united into the positives: similar (Eq. 5), neighbours (ours)")
+    positive_threshold: float | None = setting(None, "gamma of Eq. 5; None calibrates it on labelled pairs; ours")
+    threshold_precision: float = setting(0.9, "precision on labelled pairs that a calibrated gamma must reach; ours")
+    n_neighbours: int = setting(5, "how near mutual neighbours in a batch must be, in ranks; ours")
+    include_self: bool = setting(True, "whether an anchor is a positive of its own, as in the formula of Eq. 5")
+    anchors: str = setting("unlabelled", "items whose positives Eq. 6 pulls: unlabelled (the paper's text) or all")
+    similarity_weight: float = setting(5.0, "weight of Eq. 6, alpha / M; ours")
     similarity_temperature: float = setting(0.2, "temperature of Eq. 6; ours, the paper has none, that is 1")
-    positive_gradient: bool = setting(False, "whether Eq. 6 also moves pi(z+); the paper does not say; ours")
-    consistency_weight: float = setting(4.0, "weight of Eq. 7 against the mean over sets of Eq. 4; ours")
-
-    def network(self, n_features: int, n_classes: int) -> nn.Module:
-        """A linear map to z, the prototypes and the predictor h."""
-        return Network(n_features, n_classes, self.n_sets, self.n_meta_classes, self.sub_vector)
+    positive_gradient: bool = setting(False, "whether Eq. 6 also moves pi of the positives; ours, the paper is silent")
+    consistency_weight: float = setting(4.0, "weight of Eq. 7, beta / M; ours")
+    ramp_share: float = setting(0.3, "part of training in which Eq. 6 and 7 come up to their weights; ours")
 
     @property
     def n_sets(self) -> int:
@@ -61,111 +61,165 @@ class CombEmb(DeepMethod):
         return self.bits // int(math.log2(self.n_meta_classes))
 
     def check(self, x: np.ndarray, labels: Labels) -> None:
-        require_partly_labelled(labels, self.n_meta_classes)
+        """The bits must divide, the labels must cover some of the items and enough classes."""
+        super().check(x, labels)
+        K = self.n_meta_classes
+        require(K in {2, 4, 8, 16}, f"n_meta_classes={K} is not a size of a meta-class set; use 2, 4, 8 or 16")
+        per_set = int(math.log2(K))
+        lower, upper = max(self.bits // per_set, 1) * per_set, (self.bits // per_set + 1) * per_set
+        require(
+            self.bits >= per_set and self.bits % per_set == 0,
+            f"bits={self.bits} is not a multiple of log2(n_meta_classes)={per_set}; use {lower} or {upper}",
+        )
+        require(
+            len(self.pair_rules) > 0 and set(self.pair_rules) <= set(PAIR_RULES),
+            f"pair_rules={self.pair_rules!r}; choose one or more of {', '.join(PAIR_RULES)}",
+        )
+        require(self.anchors in ANCHORS, f"anchors={self.anchors!r}; choose one of {', '.join(ANCHORS)}")
+        for name in ("temperature", "similarity_temperature", "sharpness", "sub_vector", "subspace", "n_neighbours"):
+            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
+        for name in ("similarity_weight", "consistency_weight"):
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
+        for name in ("threshold_precision", "ramp_share"):
+            require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} must lie between 0 and 1")
+        require_partly_labelled(labels, K)
+
+    def network(self, n_features: int, n_classes: int) -> "Network":
+        """A linear map to z, the prototypes and the predictor h."""
+        return Network(n_features, n_classes, self.n_sets, self.n_meta_classes, self.sub_vector)
 
     def prepare(self, data: PartlyLabelled) -> None:
-        rows = np.flatnonzero(data.labels.is_labelled)
-        rows = np.random.default_rng(self.seed).permutation(rows)[:20_000]
-        classifier = linear_classifier(data.items.take(torch.from_numpy(rows)), torch.from_numpy(data.labels.membership(rows)))
-        F = classifier.shape[1]
-        n_dims = min(self.subspace, F // 4 if F < 400 else F)
-        self.meta_classes_ = draw_meta_classes(classifier, self.n_sets, self.n_meta_classes, n_dims, self.seed)
-        self.module_.meta_classes.copy_(self.meta_classes_.table)
+        """Draw the meta-class sets (Eq. 1) from the weights of a classifier on the labelled items."""
+        rng = np.random.default_rng(self.seed)
+        rows = rng.permutation(np.flatnonzero(data.labels.is_labelled))[:CLASSIFIER_ITEMS]
+        membership = torch.from_numpy(data.labels.membership(rows))  # (n, columns of the labels)
+        seen = membership.sum(dim=0) > 0  # a multi-label column may have no item at all
+        embeddings = class_embeddings(data.items.take(torch.from_numpy(rows)), membership[:, seen])  # (C, F)
+        F = embeddings.shape[1]
+        n_dims = min(self.subspace, F if F >= 400 else max(F // 4, 1))
+        self.meta_classes_ = draw_meta_classes(embeddings, self.n_sets, self.n_meta_classes, n_dims, self.seed)
+        self._net.meta_classes[:, seen] = self.meta_classes_.table.to(self._net.meta_classes.device)
+        self._net.threshold.fill_(1.0 if self.positive_threshold is None else self.positive_threshold)
 
     def losses(self, batch: Batch) -> Terms:
-        net = self.module_
-        prototypes = unit(net.prototypes)
-        z = net.sub_vectors(batch.x)
-        cosines = similarities(z, prototypes)
-        pi = soft_assignment(cosines, prototypes, self.sharpness)
+        """The three terms of Eq. 8, divided by M; Eq. 5 and 6 see the batch of all processes."""
+        net, labelled = self._net, slice(batch.n_labelled)
+        matrix = prototype_matrix(unit(net.prototypes))  # (D, K*M)
+        z = net.sub_vectors(batch.x)  # (B, D)
+        cosines = similarities(z, matrix, self.n_sets)  # (B, K, M)
+        pi = soft_assignment(cosines, matrix, self.sharpness)  # (B, D)
+        everyone = processes.gather(unit(pi))  # (all B, D)
         with torch.no_grad():
-            other = soft_assignment(similarities(net.sub_vectors(batch.other), prototypes), prototypes, self.sharpness)
-        labelled = slice(batch.n_labelled)
-        unit_pi = processes.gather(unit(pi))
-        positives = processes.own_rows(self.positives(unit_pi.detach(), processes.gather(unit(batch.x))))
-        anchors = slice(batch.n_labelled, None) if self.anchors == "unlabelled" else slice(None)
-        targets = unit_pi if self.positive_gradient else unit_pi.detach()
+            other = self._pi(batch.other, matrix)
+            agreement = everyone @ everyone.T  # (all B, all B)
+            if self.positive_threshold is None:
+                self._calibrate(agreement, batch)
+            positives = processes.own_rows(self.positives(agreement, batch))
+        anchors = self._anchors(batch)
+        meta = meta_class_loss(
+            cosines[labelled], meta_labels(net.meta_classes, batch.labels[labelled]), self.temperature
+        )
+        similarity = similarity_loss(
+            z[anchors] / math.sqrt(self.n_sets),
+            everyone if self.positive_gradient else everyone.detach(),
+            positives[anchors],
+            self.similarity_temperature,
+        )
+        consistency = consistency_loss(net.predictor(pi), other)
+        ramp = self._ramp(batch.progress)
         return {
-            "meta": meta_class_loss(cosines[labelled], meta_labels(net.meta_classes, batch.labels[labelled]), self.temperature) / self.n_sets,
-            "similarity": self.similarity_weight * similarity_loss(z[anchors].flatten(1) / math.sqrt(self.n_sets), targets, positives[anchors], self.similarity_temperature),
-            "consistency": self.consistency_weight * consistency_loss(net.predictor(pi), other),
+            "meta": meta / self.n_sets,
+            "similarity": ramp * self.similarity_weight * similarity,
+            "consistency": ramp * self.consistency_weight * consistency,
         }
 
-    def positives(self, pi: Tensor, features: Tensor) -> Tensor:
-        mask = similar(pi, self.module_.threshold)
-        if self.n_neighbours:
-            mask |= mutual_neighbours(features, self.n_neighbours)
+    def positives(self, agreement: Tensor, batch: Batch) -> Tensor:
+        """The pairs that the rules take to be of one kind. agreement (B, B), cosines of pi -> (B, B) bool."""
+        mask = torch.eye(len(agreement), dtype=torch.bool, device=agreement.device)
+        if "similar" in self.pair_rules:
+            mask |= similar(agreement, self._net.threshold)
+        if "neighbours" in self.pair_rules:
+            mask |= mutual_neighbours(processes.gather(unit(batch.x)), self.n_neighbours)
         return mask if self.include_self else mask.fill_diagonal_(False)
 
-    def pi(self, x):
-        prototypes = unit(self.module_.prototypes)
-        return unit(soft_assignment(similarities(self.module_.sub_vectors(x), prototypes), prototypes, self.sharpness))
+    def _calibrate(self, agreement: Tensor, batch: Batch) -> None:
+        """Move gamma towards the smallest one that is precise on this batch's labelled pairs."""
+        found = threshold_for_precision(_labelled(agreement, batch), self._same_class(batch), self.threshold_precision)
+        self._net.threshold.lerp_(found, 0.1)
+
+    def _same_class(self, batch: Batch) -> Tensor:
+        """Which pairs of labelled items, of all processes, share a class."""
+        labels = processes.gather(batch.labels[: batch.n_labelled])
+        return same_class(labels, labels)
+
+    def _anchors(self, batch: Batch) -> slice:
+        return slice(batch.n_labelled, None) if self.anchors == "unlabelled" else slice(None)
+
+    def _ramp(self, progress: float) -> float:
+        """exp(-5 (1 - t)^2), t from 0 to 1 over the first `ramp_share` of training."""
+        return math.exp(-5 * (1 - progress / self.ramp_share) ** 2) if progress < self.ramp_share else 1.0
 
     @torch.no_grad()
-    def on_epoch(self, data: PartlyLabelled, epoch: int) -> None:
-        if self.positive_threshold is not None:
-            self.module_.threshold.fill_(self.positive_threshold)
-            return
-        rows = np.flatnonzero(data.labels.is_labelled)
-        rows = np.random.default_rng(self.seed).permutation(rows)[:SAMPLE]
-        labels = torch.from_numpy(data.labels.values[rows])
-        pi = self.pi(data.items.take(torch.from_numpy(rows)))
-        self.module_.threshold.fill_(threshold_for_precision(pi, same_class(labels, labels), self.threshold_precision))
+    def diagnostics(self, batch: Batch, data: PartlyLabelled) -> dict[str, Any]:
+        """How many positives an anchor has, how right the pair rules are on labelled pairs, how the codes are used."""
+        pi = processes.gather(unit(self._pi(batch.x, prototype_matrix(unit(self._net.prototypes)))))
+        positives = self.positives(pi @ pi.T, batch)
+        precision, recall = pair_precision_recall(_labelled(positives, batch), self._same_class(batch))
+        per_item = positives.sum(dim=1).float().view(processes.world_size(), -1)  # (processes, B)
+        rows = torch.linspace(0, len(data.items) - 1, min(len(data.items), DIAGNOSED_ITEMS)).long()
+        codes = self.codebook.encode(self._net(data.items.take(rows).to(pi.device)).cpu())
+        return {
+            "threshold": float(self._net.threshold),
+            "positives_per_anchor": float(per_item[:, self._anchors(batch)].mean()),
+            "pair_precision": precision,
+            "pair_recall": recall,
+            **code_use(codes, self.codebook.sizes),
+        }
 
-    @torch.no_grad()
-    def diagnostics(self, batch, data):
-        mask = self.positives(self.pi(batch.x), unit(batch.x))
-        n = batch.n_labelled
-        precision, recall = pair_precision_recall(mask[:n, :n], same_class(batch.labels[:n], batch.labels[:n]))
-        out = {"threshold": float(self.module_.threshold), "positives_per_anchor": float(mask[n:].sum(1).float().mean()), "pair_precision": precision, "pair_recall": recall}
-        if hasattr(data, "hidden"):
-            t = data.hidden[batch.rows][n:]
-            out["u_precision"], out["u_recall"] = pair_precision_recall(mask[n:, n:], same_class(t, t))
-            nov = data.novel[batch.rows][n:]
-            out["n_precision"], out["n_recall"] = pair_precision_recall(mask[n:, n:][nov][:, nov], same_class(t[nov], t[nov]))
-        return out
+    def _pi(self, x: Tensor, matrix: Tensor) -> Tensor:
+        return soft_assignment(similarities(self._net.sub_vectors(x), matrix, self.n_sets), matrix, self.sharpness)
 
     @property
     def codebook(self) -> Codebook:
-        return Codebook(unit(self.module_.prototypes.detach()).cpu())
+        """The prototypes as words."""
+        self._require_fitted()
+        return Codebook(unit(self._net.prototypes.detach()).cpu())
+
+    @property
+    def _net(self) -> "Network":
+        assert isinstance(self.module_, Network)
+        return self.module_
+
+
+def _labelled(pairs: Tensor, batch: Batch) -> Tensor:
+    """The part of a (B, B) table over the batch of all processes where both items are labelled."""
+    W, n = processes.world_size(), batch.n_labelled
+    return pairs.view(W, len(pairs) // W, W, -1)[:, :n, :, :n].reshape(W * n, W * n)
 
 
 class Network(nn.Module):
-    """x -> z: a linear map cut into M sub-vectors; beside it the prototypes and h."""
+    """x -> z, a linear map cut into M sub-vectors; beside it the prototypes, h and what was drawn or calibrated."""
+
+    meta_classes: Tensor
+    threshold: Tensor
 
     def __init__(self, n_features: int, n_classes: int, n_sets: int, n_meta_classes: int, sub_vector: int):
         super().__init__()
-        D = n_sets * sub_vector
+        D, hidden = n_sets * sub_vector, max(n_sets * sub_vector // 4, 1)
         self.n_sets = n_sets
         self.project = nn.Linear(n_features, D)
         self.prototypes = nn.Parameter(unit(torch.randn(n_sets, n_meta_classes, sub_vector)))
-        self.predictor = nn.Sequential(nn.Linear(D, D // 4), processes.BatchNorm(D // 4), nn.ReLU(), nn.Linear(D // 4, D))
+        # h of Eq. 7, in the shape of SimSiam's predictor.
+        self.predictor = nn.Sequential(
+            nn.Linear(D, hidden), processes.BatchNorm(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, D)
+        )
         self.register_buffer("meta_classes", torch.zeros(n_sets, n_classes, dtype=torch.int64))
-        self.register_buffer("threshold", torch.tensor(1.0))
+        self.register_buffer("threshold", torch.ones(()))
 
     def sub_vectors(self, x: Tensor) -> Tensor:
-        """Unit sub-vectors (B, M, d)."""
-        return unit(self.project(x).unflatten(1, (self.n_sets, -1)))
+        """x (B, F) -> sub-vectors of unit length, side by side (B, D)."""
+        return unit(self.project(x).unflatten(1, (self.n_sets, -1))).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """z (B, D), rows of unit length."""
-        return self.sub_vectors(x).flatten(1) / math.sqrt(self.n_sets)
-
-
-def linear_classifier(x: Tensor, membership: Tensor, weight_decay: float = 1e-3, iterations: int = 50) -> Tensor:
-    """Weights (C, F) of a softmax classifier on labelled items, fitted by L-BFGS.
-
-    x (n, F); membership (n, C) with rows that sum to one.
-    """
-    weights = torch.zeros(membership.shape[1], x.shape[1], requires_grad=True)
-    bias = torch.zeros(membership.shape[1], requires_grad=True)
-    optimiser = torch.optim.LBFGS([weights, bias], max_iter=iterations, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = functional.cross_entropy(x @ weights.T + bias, membership) + weight_decay * weights.square().sum()
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)
-    return weights.detach()
+        """x (B, F) -> z (B, D), rows of unit length."""
+        return self.sub_vectors(x) / math.sqrt(self.n_sets)

@@ -16,7 +16,7 @@ from combemb.runs import Run
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ITQ(Method):
-    """Iterative quantisation (Gong & Lazebnik; Gong et al. 2012): centre, project to `bits` principal components, rotate.
+    """Iterative quantisation (Gong et al. 2012): centre, project to `bits` principal components, rotate.
 
     Minimises ||B - V R||^2 over signs B and rotations R, V the projected data: B = sign(V R), then the Procrustes step
     R = W U^T from the singular value decomposition B^T V = U S W^T. Labels are not used.
@@ -53,7 +53,8 @@ class ITQ(Method):
         self.rotation_ = (components @ rotation).float()  # (F, bits)
 
     def _embed(self, x: Tensor) -> Tensor:
-        return (x - self.mean_) @ self.rotation_
+        projection: Tensor = (x - self.mean_) @ self.rotation_
+        return projection
 
     @property
     def codebook(self) -> Codebook:
