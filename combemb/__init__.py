@@ -8,8 +8,8 @@ Notation, used in every shape comment of the package:
     C  seen classes        D  = M * d, length of z       bits = M * log2(K)
 
 Words, one per concept: *seen* classes have labels, *novel* ones have none. *Labels* are what a model may see, -1 where
-an item is unlabelled; *targets* are the hidden truth and reach metrics only. *Codes* are rows of small integers, the *codebook*
-turns them into vectors; *queries* search a *database* of codes.
+an item is unlabelled; *targets* are the hidden truth and reach metrics only. *Codes* are rows of small integers, the
+*codebook* turns them into vectors; *queries* search a *database* of codes.
 """
 
 __version__ = "0.1.0"

@@ -1,5 +1,6 @@
 """Batches of two views, part labelled and part not; each epoch's batches are a pure function of the seed."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -95,14 +96,14 @@ class PartlyLabelled:
     def _even(self, n: int) -> int:
         if n < self.world_size:
             raise ValueError(
-                f"batch_size={self.batch_size} and labelled_share={self.labelled_share} leave {n} labelled or unlabelled "
+                f"batch_size={self.batch_size} and labelled_share={self.labelled_share} leave {n} (un)labelled "
                 f"items for {self.world_size} process(es); use a larger batch"
             )
         return n // self.world_size * self.world_size
 
     def __len__(self) -> int:
         """Batches per epoch: an epoch draws about as many items as there are."""
-        return -(-len(self.items) // (self.n_labelled + self.n_unlabelled))
+        return math.ceil(len(self.items) / (self.n_labelled + self.n_unlabelled))
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of one epoch, or this process's share of them; the same whenever they are asked for."""
@@ -122,7 +123,9 @@ class PartlyLabelled:
         rows = torch.cat([labelled, unlabelled])[own]
         x, other = self.items.take(rows, first[own]), self.items.take(rows, second[own])
         if V == 1:
-            x, other = (jitter(view, self.noise, self.dropout, own, n, generator) for view in (x, other))
+            x, other = (
+                jitter(view, self.noise, self.dropout, rows=own, n=n, generator=generator) for view in (x, other)
+            )
         labels = torch.from_numpy(self.labels.values[rows.numpy()])
         return Batch(rows, x, other, labels, len(labelled) // self.world_size)
 

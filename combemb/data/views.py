@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def jitter(x: Tensor, noise: float, dropout: float, rows: Tensor, n: int, generator: torch.Generator) -> Tensor:
+def jitter(x: Tensor, noise: float, dropout: float, *, rows: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """Gaussian noise in proportion to the size of the item's features, then features set to zero at random.
 
     x (b, F) holds the rows `rows` of a batch of n items; random numbers are drawn for all n, so that several processes
