@@ -13,3 +13,8 @@ an item is unlabelled; *targets* are the hidden truth and reach metrics only. *C
 """
 
 __version__ = "0.1.0"
+
+from combemb.data import open_set_split
+from combemb.methods.combemb import CombEmb
+
+__all__ = ["CombEmb", "open_set_split"]

@@ -1,1 +1,249 @@
-"""The command line."""
+"""The command line: the verbs of the package on files and run folders."""
+
+import ast
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from combemb import demo as digits_demo
+from combemb import methods
+from combemb.data.embeddings import Embeddings, read_embeddings
+from combemb.methods.base import Method
+from combemb.runs import write_atomically
+from combemb.training import Diverged
+
+app = typer.Typer(
+    help="One representation for labelled classes and the ones nobody has named: fit, embed, encode.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+
+INPUT = "Embeddings, one row per item: .npy, .npz (x, labels, ids) or .parquet (embedding, label, id)."
+InputFile = Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help=INPUT)]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fitted run.")]
+OutputFile = Annotated[Path, typer.Option("--out", "-o", help="File to write: .npy, or .parquet with the ids.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
+
+@app.command()
+def fit(
+    embeddings: InputFile,
+    folder: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="Folder that the run is written to.")],
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labels, if they are not in the embeddings file: .npy, or text with one label per line. "
+            "Empty or -1 means unlabelled."
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option(help="One of the methods that `combemb settings` lists.")] = "combemb",
+    bits: Annotated[int | None, typer.Option(help="Length of a code; 12 to 72 are usual.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random follows from it.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Any other setting, see `combemb settings METHOD`; repeatable."
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Learn from embeddings of which a part is labelled, and write a run folder.
+
+    Example: `combemb fit photos.npz --out runs/photos --bits 48`
+    """
+    with errors_shown():
+        cls = methods.get(method)
+        chosen = parse_settings(cls, settings or [])
+        chosen |= {name: value for name, value in (("bits", bits), ("seed", seed)) if value is not None}
+        given = read_embeddings(embeddings)
+        names = read_label_file(labels) if labels else given.labels
+        model = cls(**chosen)
+        model.fit(given.x, names, folder=folder, overwrite=overwrite, resume=resume, progress=not quiet)
+        if not quiet:
+            for line in model.summary():
+                out.print(line, soft_wrap=True)
+            out.print(
+                f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}", soft_wrap=True
+            )
+
+
+@app.command()
+def embed(
+    run: RunFolder, embeddings: InputFile, file: OutputFile, overwrite: Overwrite = False, quiet: Quiet = False
+) -> None:
+    """Map items to vectors of a fitted run: one float32 row of unit length per item.
+
+    Example: `combemb embed runs/photos new.npy --out new-z.npy`
+    """
+    with errors_shown():
+        _apply(
+            run,
+            embeddings,
+            file,
+            work=lambda model, x: model.embed(x, progress=not quiet),
+            column="embedding",
+            overwrite=overwrite,
+        )
+
+
+@app.command()
+def encode(
+    run: RunFolder, embeddings: InputFile, file: OutputFile, overwrite: Overwrite = False, quiet: Quiet = False
+) -> None:
+    """Map items to codes of a fitted run: M small integers per item, 12 to 72 bits together.
+
+    Example: `combemb encode runs/photos new.npy --out new-codes.npy`
+    """
+    with errors_shown():
+        _apply(
+            run,
+            embeddings,
+            file,
+            work=lambda model, x: model.encode(x, progress=not quiet),
+            column="code",
+            overwrite=overwrite,
+        )
+
+
+@app.command(name="settings")
+def show_settings(
+    method: Annotated[str | None, typer.Argument(help="A method; left out, all of them are listed.")] = None,
+) -> None:
+    """List the methods, or the settings of one with their defaults."""
+    with errors_shown():
+        if method is None:
+            for name in methods.names():
+                out.print(f"{name:10} {methods.get(name).paper}")
+            return
+        table = Table("setting", "default", "what it is", box=None, pad_edge=False)
+        for field in dataclasses.fields(methods.get(method)):
+            table.add_row(field.name, str(field.default), field.metadata["about"])
+        out.print(table)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.")] = Path("runs/digits"),
+    quiet: Quiet = False,
+) -> None:
+    """Learn handwritten digits of which seven are half labelled and three never, and search for all ten."""
+    with errors_shown():
+        for line in digits_demo.run(folder, progress=not quiet):
+            if not quiet:
+                out.print(line, soft_wrap=True)
+
+
+def parse_settings(cls: type[Method], texts: list[str]) -> dict[str, Any]:
+    """NAME=VALUE texts as fields of a method, each of its field's type.
+
+    >>> parse_settings(methods.get("combemb"), ["temperature=0.05", "pair_rules=similar", "epochs=None"])
+    {'temperature': 0.05, 'pair_rules': ('similar',), 'epochs': None}
+    """
+    hints = get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    chosen = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set {text}: expected NAME=VALUE")
+        if name not in names:
+            raise ValueError(f"--set {text}: {cls.__name__} has no setting {name!r}; choose one of {', '.join(names)}")
+        chosen[name] = _parse_value(name, value, hints[name])
+    return chosen
+
+
+def _parse_value(name: str, text: str, hint: Any) -> Any:
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if any(get_origin(kind) is tuple for kind in kinds):
+        return tuple(part for part in text.split(",") if part)
+    if str in kinds:
+        return text
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    value = float(value) if float in kinds and type(value) is int else value
+    if type(value) not in kinds:
+        expected = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+        raise ValueError(f"--set {name}={text}: expected {expected}")
+    return value
+
+
+def read_label_file(path: Path) -> np.ndarray:
+    """Labels from .npy, or from text with one label per line; whole numbers stay numbers."""
+    try:
+        if path.suffix == ".npy":
+            array: np.ndarray = np.load(path, allow_pickle=False)
+            return array
+        lines = path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cannot read labels from {path}: {error}; expected .npy or text, one label per line"
+        ) from error
+    try:
+        return np.array([int(line) if line.strip() else -1 for line in lines], dtype=np.int64)
+    except ValueError:
+        return np.array(lines, dtype=object)
+
+
+def _apply(
+    run: Path,
+    source: Path,
+    target: Path,
+    *,
+    work: Callable[[Method, np.ndarray], Tensor],
+    column: str,
+    overwrite: bool,
+) -> None:
+    if target.suffix not in {".npy", ".parquet"}:
+        raise ValueError(f"cannot write {target}: unknown ending {target.suffix!r}; use .npy or .parquet")
+    if target.exists() and not overwrite:
+        raise ValueError(f"{target} exists; use --overwrite to replace it")
+    if not target.parent.is_dir():
+        raise ValueError(f"there is no folder {target.parent}; make it first")
+    model = methods.load(run)
+    given = read_embeddings(source)
+    rows = work(model, given.x).numpy()
+    write = _write_npy if target.suffix == ".npy" else partial(_write_parquet, given=given, column=column)
+    write_atomically(target, partial(write, rows))
+
+
+def _write_npy(rows: np.ndarray, path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, rows)
+
+
+def _write_parquet(rows: np.ndarray, path: Path, given: Embeddings, column: str) -> None:
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+    ids = np.arange(len(rows)) if given.ids is None else given.ids
+    pq.write_table(pa.table({"id": pa.array(ids), column: lists}), path)
+
+
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """Errors that a user can mend become one line and exit code 1; anything else is our bug and keeps its traceback."""
+    try:
+        yield
+    except (ValueError, Diverged) as error:
+        err.print(f"[bold red]error:[/] {str(error).replace('[', chr(92) + '[')}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        err.print("stopped; what the last checkpoint holds can be continued with --resume")
+        raise typer.Exit(130) from None

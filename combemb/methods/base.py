@@ -138,6 +138,10 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         with torch.inference_mode():
             return torch.cat([self._embed(chunk).cpu() for chunk in chunks]).clone()
 
+    def summary(self) -> list[str]:
+        """What the fit learned, in a few lines for a reader."""
+        return [f"{type(self).__name__}: {self.codebook!r}"] if self.task != "discovery" else []
+
     def encode(self, x: Any, *, progress: bool | None = None) -> Tensor:
         """Codes (N, M) uint8 of the clean view of every item."""
         return self.codebook.encode(self.embed(x, progress=progress))

@@ -176,6 +176,22 @@ class CombEmb(DeepMethod):
             **code_use(codes, self.codebook.sizes),
         }
 
+    def summary(self) -> list[str]:
+        """The codebook, the meta-class sets and the last epoch's diagnostics."""
+        lines = super().summary()
+        if hasattr(self, "meta_classes_"):
+            last = self.log_[-1]
+            used = [share for row in last["code_use"] for share in row]
+            lines += [
+                f"meta-classes: {self.meta_classes_}",
+                f"pair rules: {last['positives_per_anchor']:.1f} positives per anchor with itself; on labelled pairs "
+                f"precision {_percent(last['pair_precision'])}, recall {_percent(last['pair_recall'])}; "
+                f"gamma {last['threshold']:.3f}",
+                f"codes: {last['n_codes']} distinct among {last['n_coded']} items; "
+                f"a word is used by {min(used):.1%} to {max(used):.1%} of them",
+            ]
+        return lines
+
     def _pi(self, x: Tensor, matrix: Tensor) -> Tensor:
         return soft_assignment(similarities(self._net.sub_vectors(x), matrix, self.n_sets), matrix, self.sharpness)
 
@@ -189,6 +205,10 @@ class CombEmb(DeepMethod):
     def _net(self) -> "Network":
         assert isinstance(self.module_, Network)
         return self.module_
+
+
+def _percent(share: float | None) -> str:
+    return "unknown (no such pair)" if share is None else f"{share:.0%}"
 
 
 def _labelled(pairs: Tensor, batch: Batch) -> Tensor:
