@@ -25,7 +25,7 @@ def run(folder: Path, seed: int = 0, progress: bool | None = None) -> Iterator[s
     split = open_set_split(digits.train_targets, seed=seed)
     is_novel = split.is_novel(digits.test_targets)
     n_labelled = int((split.labels >= 0).sum())
-    yield f"{len(digits.train_x)} images of handwritten digits: {n_labelled} labels, for half of the {_listed(split.seen)};"
+    yield f"{len(digits.train_x)} images of digits: {n_labelled} labels, for half of the {_listed(split.seen)};"
     yield f"none for {_listed(split.novel)}, which are in the pile all the same"
 
     model = CombEmb(bits=BITS, seed=seed).fit(
@@ -74,7 +74,7 @@ def draw_hits(path: Path, digits: sources.Source, queries: np.ndarray, hits: np.
         images = [digits.test_x[query], *digits.train_x[found, 0]]
         right = [None, *(digits.train_targets[found] == digits.test_targets[query])]
         for place, image, is_right in zip(axes, images, right, strict=True):
-            place.imshow(image.reshape(8, 8), cmap="gray_r" if is_right is None else "gray")
+            place.imshow(image.reshape(8, 8), cmap="gray_r")
             place.set(xticks=[], yticks=[])
             for spine in place.spines.values():
                 spine.set(color={None: "black", True: "#2a9d4a"}.get(is_right, "#d62828"), linewidth=2)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -81,13 +82,13 @@ class PartlyLabelled:
     rank: int = 0
     world_size: int = 1
 
-    @property
+    @cached_property
     def n_labelled(self) -> int:
         """Labelled items of a whole batch, over all processes."""
         wanted = round(self.batch_size * self.labelled_share)
         return self._even(min(wanted, int(self.labels.is_labelled.sum())))
 
-    @property
+    @cached_property
     def n_unlabelled(self) -> int:
         """Unlabelled items of a whole batch, over all processes."""
         wanted = self.batch_size - round(self.batch_size * self.labelled_share)

@@ -22,6 +22,10 @@ from combemb.training import Terms
 
 PAIR_RULES = ("similar", "neighbours")
 ANCHORS = ("unlabelled", "all")
+POSITIVE = (
+    *("temperature", "similarity_temperature", "sharpness"),
+    *("sub_vector", "subspace", "n_neighbours", "neighbour_features"),
+)
 CLASSIFIER_ITEMS = 20_000  # labelled items from which the class embeddings are learned, at most
 DIAGNOSED_ITEMS = 1_024  # items whose codes are counted after each epoch, at most
 
@@ -47,6 +51,9 @@ class CombEmb(DeepMethod):
     positive_threshold: float | None = setting(None, "gamma of Eq. 5; None calibrates it on labelled pairs; ours")
     threshold_precision: float = setting(0.9, "precision on labelled pairs that a calibrated gamma must reach; ours")
     n_neighbours: int = setting(5, "how near mutual neighbours in a batch must be, in ranks; ours")
+    neighbour_features: int = setting(
+        64, "principal components in which neighbours are sought; ours, as good as all 256"
+    )
     include_self: bool = setting(True, "whether an anchor is a positive of its own, as in the formula of Eq. 5")
     anchors: str = setting("unlabelled", "items whose positives Eq. 6 pulls: unlabelled (the paper's text) or all")
     similarity_weight: float = setting(5.0, "weight of Eq. 6, alpha / M; ours")
@@ -76,7 +83,7 @@ class CombEmb(DeepMethod):
             f"pair_rules={self.pair_rules!r}; choose one or more of {', '.join(PAIR_RULES)}",
         )
         require(self.anchors in ANCHORS, f"anchors={self.anchors!r}; choose one of {', '.join(ANCHORS)}")
-        for name in ("temperature", "similarity_temperature", "sharpness", "sub_vector", "subspace", "n_neighbours"):
+        for name in POSITIVE:
             require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
         for name in ("similarity_weight", "consistency_weight"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
@@ -139,8 +146,12 @@ class CombEmb(DeepMethod):
         if "similar" in self.pair_rules:
             mask |= similar(agreement, self._net.threshold)
         if "neighbours" in self.pair_rules:
-            mask |= mutual_neighbours(processes.gather(unit(batch.x)), self.n_neighbours)
+            mask |= mutual_neighbours(self._leading(batch), self.n_neighbours)
         return mask if self.include_self else mask.fill_diagonal_(False)
+
+    def _leading(self, batch: Batch) -> Tensor:
+        """Unit vectors of the leading features, in which neighbours are sought, of all processes."""
+        return processes.gather(unit(batch.x[:, : self.neighbour_features]))
 
     def _calibrate(self, agreement: Tensor, batch: Batch) -> None:
         """Move gamma towards the smallest one that is precise on this batch's labelled pairs."""
@@ -167,13 +178,14 @@ class CombEmb(DeepMethod):
         precision, recall = pair_precision_recall(_labelled(positives, batch), self._same_class(batch))
         per_item = positives.sum(dim=1).float().view(processes.world_size(), -1)  # (processes, B)
         rows = torch.linspace(0, len(data.items) - 1, min(len(data.items), DIAGNOSED_ITEMS)).long()
-        codes = self.codebook.encode(self._net(data.items.take(rows).to(pi.device)).cpu())
+        codebook = self.codebook
+        codes = codebook.encode(self._net(data.items.take(rows).to(pi.device)).cpu())
         return {
             "threshold": float(self._net.threshold),
             "positives_per_anchor": float(per_item[:, self._anchors(batch)].mean()),
             "pair_precision": precision,
             "pair_recall": recall,
-            **code_use(codes, self.codebook.sizes),
+            **code_use(codes, codebook.sizes),
         }
 
     def summary(self) -> list[str]:
