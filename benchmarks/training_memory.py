@@ -63,7 +63,7 @@ def main(folder: Path) -> None:
     print(f"file {path.stat().st_size / 2**20:,.0f} MB, {len(model.log_)} epoch in {seconds:.0f} s, ", end="")
     print(f"{model.log_[-1]['items_per_second']:,.0f} items/s in the loop")
     print(
-        f"anonymous memory: {before:.0f} MB before, {peak:.0f} MB at the peak, growth {peak - before:.0f} MB (500 allowed)"
+        f"anonymous memory: {before:.0f} MB before, {peak:.0f} MB at the peak, {peak - before:.0f} MB more (500 allowed)"
     )
 
 
