@@ -62,9 +62,7 @@ def main(folder: Path) -> None:
     watcher.join()
     print(f"file {path.stat().st_size / 2**20:,.0f} MB, {len(model.log_)} epoch in {seconds:.0f} s, ", end="")
     print(f"{model.log_[-1]['items_per_second']:,.0f} items/s in the loop")
-    print(
-        f"anonymous memory: {before:.0f} MB before, {peak:.0f} MB at the peak, {peak - before:.0f} MB more (500 allowed)"
-    )
+    print(f"anonymous memory: {before:.0f} MB before, {peak:.0f} MB peak, {peak - before:.0f} MB more (500 allowed)")
 
 
 if __name__ == "__main__":

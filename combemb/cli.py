@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -69,6 +70,7 @@ def fit(
     Example: `combemb fit photos.npz --out runs/photos --bits 48`
     """
     with errors_shown():
+        quiet = quiet or int(os.environ.get("RANK", "0")) > 0  # of several processes the first one speaks
         cls = methods.get(method)
         chosen = parse_settings(cls, settings or [])
         chosen |= {name: value for name, value in (("bits", bits), ("seed", seed)) if value is not None}

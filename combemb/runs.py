@@ -81,6 +81,10 @@ class Run:
         """Whether a run was ever started here."""
         return (self.folder / CONFIG).is_file()
 
+    def is_complete(self) -> bool:
+        """Whether the run here came to its end."""
+        return (self.folder / WEIGHTS).is_file()
+
     def config(self) -> dict[str, Any]:
         """The configuration of the run in this folder."""
         path = self.folder / CONFIG

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from combemb.progress import tracked
+
 BLOCK_BYTES = 2**20  # what one read of a file takes at a time
 BATCH_ROWS = 512  # of a Parquet file: 4 MB at F = 2,048
 
@@ -81,7 +83,9 @@ def as_array(x: Any) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def check_finite(x: np.ndarray, *, allow_constant: bool = False, chunk_bytes: int = 16 * 2**20) -> None:
+def check_finite(
+    x: np.ndarray, *, allow_constant: bool = False, chunk_bytes: int = 16 * 2**20, progress: bool | None = False
+) -> None:
     """Refuse NaN and infinity in any view, and (unless allowed) several items whose clean views are all the same.
 
     Looks at `chunk_bytes` at a time, so that a memory map larger than the memory passes through.
@@ -89,7 +93,8 @@ def check_finite(x: np.ndarray, *, allow_constant: bool = False, chunk_bytes: in
     clean = x if x.ndim == 2 else x[:, 0]  # (N, F)
     rows = max(1, chunk_bytes // x[0].nbytes)
     n_bad, first_bad, is_constant = 0, -1, len(x) > 1
-    for start in range(0, len(x), rows):
+    starts = range(0, len(x), rows)
+    for start in tracked(starts, "checking", len(starts), progress):
         bad = np.flatnonzero(~np.isfinite(x[start : start + rows]).all(axis=tuple(range(1, x.ndim))))
         if n_bad == 0 and len(bad) > 0:
             first_bad = start + int(bad[0])

@@ -109,11 +109,16 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         labels = given.labels if labels is None else labels
         labels = read_labels(np.full(len(given.x), -1) if labels is None else labels, len(given.x))
         self.check(given.x, labels)
-        check_finite(given.x)
+        check_finite(given.x, progress=progress)
         with processes.joined():
-            self.classes_ = labels.classes
             if run:
-                self._open(run, _fingerprint(given.x, labels), resume)
+                config = {**self._config(labels.classes), "data": _fingerprint(given.x, labels)}
+                self._open(run, config, resume)
+            self.classes_ = labels.classes
+            if run and run.is_complete():
+                self.restore(run.weights())
+                self.log_ = run.log()
+                return self
             self._fit(given.x, labels, run, progress)
             if run and processes.rank() == 0:
                 run.write_weights(self.state())
@@ -133,10 +138,10 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         items = ArrayItems(_read(x).x)
         if items.x.shape[2] != self.n_inputs:
             raise ValueError(f"x has {items.x.shape[2]} features; this model was fitted on {self.n_inputs}")
-        check_finite(items.x[:, 0], allow_constant=True)
+        check_finite(items.x[:, 0], allow_constant=True, progress=progress)
         chunks = tracked(items.chunks(CHUNK), "embedding", -(-len(items) // CHUNK), progress)
-        with torch.inference_mode():
-            return torch.cat([self._embed(chunk).cpu() for chunk in chunks]).clone()
+        with torch.no_grad():
+            return torch.cat([self._embed(chunk).cpu() for chunk in chunks])
 
     def summary(self) -> list[str]:
         """What the fit learned, in a few lines for a reader."""
@@ -151,7 +156,7 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         self._require_fitted()
         run = Run(folder)
         run.check_free(overwrite, resume=False)
-        run.start(self._config())
+        run.start(self._config(self.classes_))
         run.write_weights(self.state())
 
     @classmethod
@@ -172,13 +177,12 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
     def _name(cls) -> str:
         return cls.__module__.rpartition(".")[2]
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self, classes: np.ndarray) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-        return {"combemb": __version__, "method": self._name(), "fields": fields, "classes": self.classes_.tolist()}
+        return {"combemb": __version__, "method": self._name(), "fields": fields, "classes": classes.tolist()}
 
-    def _open(self, run: Run, data: dict[str, Any], resume: bool) -> None:
-        config = {**self._config(), "data": data}
+    def _open(self, run: Run, config: dict[str, Any], resume: bool) -> None:
         processes.wait_for_all()
         if resume and run.has_config():
             stored = run.config()

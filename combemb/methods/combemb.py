@@ -119,7 +119,7 @@ class CombEmb(DeepMethod):
         with torch.no_grad():
             other = self._pi(batch.other, matrix)
             agreement = everyone @ everyone.T  # (all B, all B)
-            if self.positive_threshold is None:
+            if self.positive_threshold is None and "similar" in self.pair_rules:
                 self._calibrate(agreement, batch)
             positives = processes.own_rows(self.positives(agreement, batch))
         anchors = self._anchors(batch)
@@ -243,7 +243,7 @@ class Network(nn.Module):
         self.prototypes = nn.Parameter(unit(torch.randn(n_sets, n_meta_classes, sub_vector)))
         # h of Eq. 7, in the shape of SimSiam's predictor.
         self.predictor = nn.Sequential(
-            nn.Linear(D, hidden), processes.BatchNorm(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, D)
+            nn.Linear(D, hidden), processes.BatchNorm(hidden), nn.ReLU(), nn.Linear(hidden, D)
         )
         self.register_buffer("meta_classes", torch.zeros(n_sets, n_classes, dtype=torch.int64))
         self.register_buffer("threshold", torch.ones(()))
