@@ -8,7 +8,7 @@ demo: .venv/ready
 	$(BIN)/combemb demo
 
 test: .venv/ready check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv/ready
 	$(BIN)/ruff format --check .

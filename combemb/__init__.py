@@ -12,9 +12,8 @@ an item is unlabelled; *targets* are the hidden truth and reach metrics only. *C
 *codebook* turns them into vectors; *queries* search a *database* of codes.
 """
 
-__version__ = "0.1.0"
-
+from combemb._version import __version__
 from combemb.data import open_set_split
 from combemb.methods.combemb import CombEmb
 
-__all__ = ["CombEmb", "open_set_split"]
+__all__ = ["CombEmb", "__version__", "open_set_split"]

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from combemb import demo as digits_demo
-from combemb import methods
+from combemb import methods, processes
 from combemb.data.embeddings import Embeddings, read_embeddings
 from combemb.methods.base import Method
 from combemb.runs import write_atomically
@@ -70,7 +69,7 @@ def fit(
     Example: `combemb fit photos.npz --out runs/photos --bits 48`
     """
     with errors_shown():
-        quiet = quiet or int(os.environ.get("RANK", "0")) > 0  # of several processes the first one speaks
+        quiet = quiet or not processes.is_first()
         cls = methods.get(method)
         chosen = parse_settings(cls, settings or [])
         chosen |= {name: value for name, value in (("bits", bits), ("seed", seed)) if value is not None}

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 Partition = tuple[int, ...]
 
-TRIES = 50  # draws of one set before a repeat is accepted
+TRIES = 20  # draws of one set before k-means is taken to have no new partition left
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def draw_meta_classes(embeddings: Tensor, n_sets: int, n_meta_classes: int, n_di
     """Partition the classes n_sets times, by k-means with one random start over n_dims random dimensions.
 
     embeddings (C, F), one row per class. A draw with an empty meta-class is drawn again, and so is one that equals an
-    earlier partition while there are others to find.
+    earlier partition while there are others; when k-means finds none, one is made by moving single classes at random.
     """
     rng = np.random.default_rng(seed)
     points = embeddings.double().cpu().numpy()
@@ -71,17 +71,26 @@ def draw_meta_classes(embeddings: Tensor, n_sets: int, n_meta_classes: int, n_di
                 break
             n_redrawn += 1
         else:
-            if max(partition) < n_meta_classes - 1:
-                partition = drawn[-1] if drawn else _draw_partition(points, n_meta_classes, points.shape[1], rng)
+            partition = _new_partition(drawn, n_meta_classes, len(points), rng)
         n_repeated += partition in drawn
         drawn.append(partition)
     return MetaClasses(torch.tensor(drawn), n_redrawn, n_repeated)
 
 
 def _draw_partition(points: np.ndarray, n_meta_classes: int, n_dims: int, rng: np.random.Generator) -> Partition:
-    dims = rng.choice(points.shape[1], size=min(n_dims, points.shape[1]), replace=False)
+    points = points[:, rng.choice(points.shape[1], size=min(n_dims, points.shape[1]), replace=False)]
+    if len(np.unique(points, axis=0)) < n_meta_classes:
+        return (0,) * len(points)
     kmeans = KMeans(n_meta_classes, init="random", n_init=1, random_state=int(rng.integers(2**31)))
-    return canonical(kmeans.fit_predict(points[:, dims]).tolist())
+    return canonical(kmeans.fit_predict(points).tolist())
+
+
+def _new_partition(drawn: list[Partition], n_meta_classes: int, n_classes: int, rng: np.random.Generator) -> Partition:
+    """From the last partition, or a random one, move single classes at random until it is proper and new."""
+    classes = list(drawn[-1]) if drawn else rng.permutation(np.arange(n_classes) % n_meta_classes).tolist()
+    while (partition := canonical(classes)) in drawn or max(partition) < n_meta_classes - 1:
+        classes[rng.integers(n_classes)] = int(rng.integers(n_meta_classes))
+    return partition
 
 
 def canonical(partition: list[int]) -> Partition:

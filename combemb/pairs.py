@@ -13,8 +13,8 @@ def mutual_neighbours(features: Tensor, n_neighbours: int) -> Tensor:
     """Items that are among each other's nearest in the batch, by cosine. features (B, F) of unit length."""
     cosines = (features @ features.T).fill_diagonal_(-torch.inf)
     nearest = torch.topk(cosines, min(n_neighbours, len(features) - 1), dim=1, sorted=False).values  # (B, k)
-    last = nearest.amin(dim=1)
-    return (cosines >= torch.maximum(last[:, None], last)).fill_diagonal_(True)
+    near = cosines >= nearest.amin(dim=1, keepdim=True)
+    return (near & near.T).fill_diagonal_(True)
 
 
 def threshold_for_precision(cosines: Tensor, same: Tensor, precision: float, n_bins: int = 2000) -> Tensor:

@@ -21,6 +21,11 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
+def is_first() -> bool:
+    """Whether this process is the one that speaks and writes; torchrun tells also before the processes have joined."""
+    return rank() == 0 if dist.is_initialized() else os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def joined() -> Iterator[None]:
     """Join the group that torchrun started, unless the caller has done so; without torchrun nothing happens."""
@@ -51,7 +56,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         # Every process used our rows, so the gradient of ours is the sum over all of them.
-        grad = grad.contiguous()
+        grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad[rank() * ctx.n : (rank() + 1) * ctx.n]
 
@@ -75,7 +80,8 @@ def mean(x: Tensor) -> Tensor:
 
 def own_rows(gathered: Tensor) -> Tensor:
     """The rows of a gathered tensor that this process brought."""
-    return gathered.chunk(world_size())[rank()]
+    n = len(gathered) // world_size()
+    return gathered[rank() * n : (rank() + 1) * n]
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:
@@ -104,6 +110,8 @@ class BatchNorm(nn.BatchNorm1d):
         """x (B, D) -> (B, D)."""
         if world_size() == 1 or not self.training:
             return super().forward(x)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
         everything = gather(x)
         normalised = functional.batch_norm(
             everything,

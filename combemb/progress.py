@@ -58,7 +58,9 @@ class Display:
         else:
             left = max(self.total - self.done, 0) / speed
             self.console.print(
-                f"{self.title} {self.done / self.total:4.0%}  {line}  {left:.0f} s left", highlight=False
+                f"{self.title} {self.done / self.total:4.0%}  {line}  {left:.0f} s left",
+                highlight=False,
+                soft_wrap=True,
             )
 
 

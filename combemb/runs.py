@@ -71,6 +71,8 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, CONFIG):
             (self.folder / name).unlink(missing_ok=True)
+            for leftover in self.folder.glob(f".{name}.*"):  # of a process that was killed while it wrote
+                leftover.unlink()
         self.write_config(config)
 
     def write_config(self, config: dict[str, Any]) -> None:
@@ -97,6 +99,9 @@ class Run:
             ) from error
         if version != FORMAT_VERSION:
             raise ValueError(f"{path} has format_version {version}, this combemb reads {FORMAT_VERSION}; fit again")
+        missing = [key for key in ("method", "fields", "classes") if key not in config]
+        if missing:
+            raise ValueError(f"{path} is damaged, it lacks {', '.join(missing)}; fit again")
         return config
 
     def write_weights(self, tensors: dict[str, Tensor]) -> None:

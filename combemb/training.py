@@ -20,7 +20,7 @@ Terms = dict[str, Tensor]
 
 
 class Diverged(RuntimeError):
-    """A loss or a gradient is not finite; the module keeps the state before that step."""
+    """A loss or a gradient is not finite; the module is left as it was before that epoch."""
 
 
 class Trainable(Protocol):
@@ -66,13 +66,13 @@ def train(
     n_epochs = method.n_epochs(len(data))
     n_steps, n_items = n_epochs * len(data), data.n_labelled + data.n_unlabelled
     stored = time.monotonic()
-    is_first_process = processes.rank() == 0
     with Display(
-        "training", n_steps * n_items, "items", progress and is_first_process, first * len(data) * n_items
+        "training", n_steps * n_items, "items", progress if processes.is_first() else False, first * len(data) * n_items
     ) as display:
         for epoch in range(first, n_epochs):
             began = time.monotonic()
             module.train()
+            good = {name: tensor.clone() for name, tensor in module.state_dict().items()}
             method.on_epoch(data, epoch)
             sums: dict[str, Tensor] = {}
             for i, drawn in enumerate(data.epoch(epoch)):
@@ -82,6 +82,7 @@ def train(
                 try:
                     terms = method.step(batch, optimisers)
                 except Diverged as error:
+                    module.load_state_dict(good)
                     raise Diverged(f"epoch {epoch + 1}, step {i + 1} of {len(data)}: {error}") from None
                 for name, term in terms.items():
                     sums[name] = sums.get(name, 0) + term.detach()
@@ -96,7 +97,7 @@ def train(
             }
             record = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in record.items()}
             log.append(record)
-            if run and is_first_process:
+            if run and processes.is_first():
                 run.append_log(record)
                 if time.monotonic() - stored >= checkpoint_seconds and epoch + 1 < n_epochs:
                     run.write_checkpoint(epoch + 1, _state(module, optimisers))
@@ -114,10 +115,10 @@ def descend(parameters: Iterable[Tensor], optimiser: Optimizer, terms: Terms, cl
     processes.average_gradients(parameters)
     norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
     if not torch.isfinite(norm + loss.detach()):
-        values = ", ".join(f"{name} {float(term):.4g}" for name, term in terms.items())
+        values = ", ".join(f"{name} {float(term.detach()):.4g}" for name, term in terms.items())
         raise Diverged(
             f"the loss or its gradient is not finite ({values}; gradient norm {float(norm):.4g}). "
-            "The weights before this step are kept; try a lower learning_rate or look for outliers in the data"
+            "The state before this epoch is kept; try a lower learning_rate or look for outliers in the data"
         )
     optimiser.step()
 

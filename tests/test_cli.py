@@ -173,17 +173,7 @@ def test_settings_have_the_type_of_their_field():
 
 
 def test_two_processes_of_the_command_line_write_one_run(items: Path, tmp_path: Path):
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        "0",
-        "-m",
-        "combemb",
-    ]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "combemb"]
     arguments = ["fit", str(items), "--out", str(tmp_path / "run"), *SHORT]
     done = subprocess.run(
         [*launch, *arguments],

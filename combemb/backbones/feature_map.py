@@ -43,8 +43,12 @@ def fit_feature_map(chunks: Iterable[Tensor], max_features: int) -> FeatureMap:
     mean = total / n
     covariance = products / n - torch.outer(mean, mean)  # (F, F)
     variance = covariance.diagonal().clamp(min=0)
-    floor = 1e-10 * variance.max()
-    spread = torch.where(variance > floor, variance, torch.inf).sqrt()  # constant features drop out
+    if variance.max() < 1e-10:
+        raise ValueError(
+            "scaled to unit length, all items have the same features (one feature only, or lengths that overflow?); "
+            "give features that differ in direction, for example centred ones"
+        )
+    spread = torch.where(variance > 1e-10 * variance.max(), variance, torch.inf).sqrt()  # constant features drop out
     values, vectors = torch.linalg.eigh(covariance / torch.outer(spread, spread))
     keep = values.argsort(descending=True)[:max_features]
     keep = keep[values[keep] > 1e-7 * values.max()]

@@ -95,7 +95,10 @@ def check_finite(
     n_bad, first_bad, is_constant = 0, -1, len(x) > 1
     starts = range(0, len(x), rows)
     for start in tracked(starts, "checking", len(starts), progress):
-        bad = np.flatnonzero(~np.isfinite(x[start : start + rows]).all(axis=tuple(range(1, x.ndim))))
+        with np.errstate(over="ignore"):  # float64 beyond the range of float32 is infinite to every method
+            chunk = x[start : start + rows]
+            chunk = chunk.astype(np.float32) if chunk.dtype.itemsize > 4 else chunk
+        bad = np.flatnonzero(~np.isfinite(chunk).all(axis=tuple(range(1, x.ndim))))
         if n_bad == 0 and len(bad) > 0:
             first_bad = start + int(bad[0])
         n_bad += len(bad)

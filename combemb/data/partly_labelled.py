@@ -102,6 +102,10 @@ class PartlyLabelled:
             )
         return n // self.world_size * self.world_size
 
+    def require_enough(self) -> None:
+        """ValueError if a batch would hold no labelled or no unlabelled item."""
+        _ = self.n_labelled, self.n_unlabelled
+
     def __len__(self) -> int:
         """Batches per epoch: an epoch draws about as many items as there are."""
         return math.ceil(len(self.items) / (self.n_labelled + self.n_unlabelled))

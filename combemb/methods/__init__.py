@@ -7,16 +7,18 @@ from pathlib import Path
 from combemb.methods.base import Method
 from combemb.runs import Run
 
+SHARED = {"base", "deep"}
+
 __all__ = ["Method", "get", "load", "names"]
 
 
 def names() -> list[str]:
     """All methods, by the names of their files.
 
-    >>> names()
-    ['combemb', 'itq']
+    >>> {"combemb", "itq"} <= set(names())
+    True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED)
 
 
 def get(name: str) -> type[Method]:

@@ -1,40 +1,36 @@
-"""The interface of all methods, and the part that the deep ones share."""
+"""The interface of all methods."""
 
 import dataclasses
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor
 
-from combemb import __version__, processes
-from combemb.backbones.feature_map import FeatureMap, fit_feature_map
+from combemb import processes
+from combemb._version import __version__
 from combemb.codes import Codebook
 from combemb.data.embeddings import Embeddings, as_array, check_finite, read_embeddings
 from combemb.data.labels import Labels, read_labels
-from combemb.data.partly_labelled import ArrayItems, Batch, PartlyLabelled
+from combemb.data.partly_labelled import ArrayItems
+from combemb.machine import DEVICES, is_available
 from combemb.metrics import code_use
 from combemb.progress import tracked
 from combemb.runs import Run
-from combemb.training import Terms, descend, train
 
 CHUNK = 16_384  # rows embedded at a time
 DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit, at most
-DEFAULT_STEPS = 1_200
-DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def setting(default: Any, about: str) -> Any:
     """A hyper-parameter: a dataclass field with one line of what it is and where its default comes from."""
-    return field(default=default, metadata={"about": about})
+    return dataclasses.field(default=default, metadata={"about": about})
 
 
 def require(condition: bool, message: str) -> None:
@@ -58,7 +54,13 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
 
     def check(self, x: np.ndarray, labels: Labels) -> None:
         """ValueError if the fields and the data do not fit together; called before anything is computed or written."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+            require(field.type is not int or is_whole, f"{field.name}={value!r} must be a whole number")
+        require(0 <= self.seed < 2**31, f"seed={self.seed} must be at least 0 and below 2**31")
         require(self.device in DEVICES, f"device={self.device!r}; choose one of {', '.join(DEVICES)}")
+        require(is_available(self.device), f"device={self.device!r} is not available on this machine; use auto")
 
     @abstractmethod
     def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
@@ -102,6 +104,7 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         With `folder` the run is written there as it goes on; `resume` continues one that was stopped. `progress`: None
         shows it on a terminal, True always, False never.
         """
+        progress = progress if processes.is_first() else False
         run = Run(folder) if folder is not None else None
         if run:
             run.check_free(overwrite, resume)
@@ -120,9 +123,9 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
                 self.log_ = run.log()
                 return self
             self._fit(given.x, labels, run, progress)
-            if run and processes.rank() == 0:
-                run.write_weights(self.state())
+            if run and processes.is_first():
                 run.write_report(self.diagnosis(given.x), getattr(self, "log_", []))
+                run.write_weights(self.state())
         return self
 
     def diagnosis(self, x: Any) -> dict[str, Any]:
@@ -164,13 +167,19 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         """A fitted method from its run folder."""
         run = Run(folder)
         config = run.config()
-        if config["method"] != cls._name():
-            raise ValueError(f"{folder} holds a run of {config['method']!r}, not of {cls._name()!r}")
+        require(
+            config["method"] == cls._name(), f"{folder} holds a run of {config['method']!r}, not of {cls._name()!r}"
+        )
         fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in config["fields"].items()}
         method = cls(**fields)
         kinds = {isinstance(name, str) for name in config["classes"]}
         method.classes_ = np.array(config["classes"], dtype=object if True in kinds else np.int64)
-        method.restore(run.weights())
+        if not is_available(method.device):
+            method.device = "auto"  # it was fitted on another machine
+        try:
+            method.restore(run.weights())
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{folder} is damaged, its weights do not fit: {error}; fit again") from error
         return method
 
     @classmethod
@@ -178,18 +187,17 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         return cls.__module__.rpartition(".")[2]
 
     def _config(self, classes: np.ndarray) -> dict[str, Any]:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+        fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"combemb": __version__, "method": self._name(), "fields": fields, "classes": classes.tolist()}
 
     def _open(self, run: Run, config: dict[str, Any], resume: bool) -> None:
         processes.wait_for_all()
         if resume and run.has_config():
             stored = run.config()
-            for key in ("method", "fields", "data"):
+            for key in ("method", "fields", "classes", "data"):
                 if stored.get(key) != config[key]:
                     raise ValueError(f"cannot resume {run.folder}: its {key} is {stored.get(key)}, now {config[key]}")
-        elif processes.rank() == 0:
+        elif processes.is_first():
             run.start(config)
         processes.wait_for_all()
 
@@ -198,145 +206,11 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
             raise ValueError(f"this {type(self).__name__} is not fitted; call fit(x, labels) or load a run folder")
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class DeepMethod(Method):
-    """A method with a module, trained by the one loop: it brings `network`, `losses` and what else it needs."""
-
-    epochs: int | None = setting(None, "passes over the data; None makes 1,200 steps, but at least 10 passes; ours")
-    batch_size: int = setting(512, "items per step, over all processes")
-    labelled_share: float = setting(0.5, "labelled part of a batch; half, as in GPQ's release")
-    learning_rate: float = setting(1e-3, "peak of the schedule (warm-up, then a cosine to zero); ours")
-    weight_decay: float = setting(1e-4, "of AdamW; the paper's")
-    warmup_share: float = setting(0.05, "part of the steps in which the learning rate rises; ours")
-    clip_norm: float = setting(1.0, "largest norm of the gradient; ours")
-    max_features: int = setting(256, "principal components of the input that the head sees; ours")
-    threads: int = setting(
-        1, "of the CPU in training: small heads gain nothing from more, and lose much on a busy machine"
-    )
-    view_noise: float = setting(
-        0.5, "noise of the two views when items have one view only, in units of a feature; ours"
-    )
-    view_dropout: float = setting(0.1, "share of features set to zero in such views; ours")
-
-    def check(self, x: np.ndarray, labels: Labels) -> None:
-        """The numbers that steer the loop must make sense."""
-        super().check(x, labels)
-        for name in ("batch_size", "learning_rate", "clip_norm", "max_features", "threads"):
-            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
-        require(self.epochs is None or self.epochs > 0, f"epochs={self.epochs} must be above 0, or None")
-        for name in ("labelled_share", "view_dropout"):
-            require(0 < getattr(self, name) < 1, f"{name}={getattr(self, name)} must lie between 0 and 1")
-        for name in ("weight_decay", "view_noise"):
-            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
-        require(0 <= self.warmup_share < 1, f"warmup_share={self.warmup_share} must be at least 0 and below 1")
-
-    @abstractmethod
-    def network(self, n_features: int, n_classes: int) -> nn.Module:
-        """The untrained module on mapped features (B, n_features); all state of the method lives in it."""
-
-    @abstractmethod
-    def losses(self, batch: Batch) -> Terms:
-        """Named loss terms of a batch; the loop descends along their sum and logs them."""
-
-    def prepare(self, data: PartlyLabelled) -> None:
-        """Start values of the module that come from the data, before the first epoch."""
-
-    def on_epoch(self, data: PartlyLabelled, epoch: int) -> None:
-        """Work before each epoch; state that it makes belongs into buffers of the module."""
-
-    def diagnostics(self, batch: Batch, data: PartlyLabelled) -> dict[str, Any]:
-        """Numbers for the log, after each epoch."""
-        return {}
-
-    def n_epochs(self, steps_per_epoch: int) -> int:
-        """How often to go through the data."""
-        return self.epochs or max(-(-DEFAULT_STEPS // steps_per_epoch), 10)
-
-    def diagnosis(self, x: Any) -> dict[str, Any]:
-        """The last epoch's numbers beside the use of the codes."""
-        return {**self.log_[-1], **super().diagnosis(x)}
-
-    def optimisers(self) -> list[Optimizer]:
-        """One AdamW over everything; methods with several players override this and `step`."""
-        return [AdamW(self.module_.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)]
-
-    def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
-        """One step down the sum of `losses`."""
-        terms = self.losses(batch)
-        descend(self.module_.parameters(), optimisers[0], terms, self.clip_norm)
-        return terms
-
-    def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
-        with limited_threads(self.threads):
-            self._train(x, labels, run, progress)
-
-    def _train(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
-        items = ArrayItems(x)
-        chunks = tracked(items.chunks(), "reading features", -(-len(items) // CHUNK), progress)
-        self.feature_map_ = fit_feature_map(chunks, self.max_features)
-        data = PartlyLabelled(
-            ArrayItems(x, self.feature_map_).in_memory(),
-            labels,
-            self.batch_size,
-            self.labelled_share,
-            self.seed,
-            self.view_noise,
-            self.view_dropout,
-            processes.rank(),
-            processes.world_size(),
-        )
-        with seeded(self.seed):
-            self.module_ = self.network(self.feature_map_.n_features, len(labels.classes)).to(self._device())
-        self.prepare(data)
-        self.log_ = train(self, data, run, progress)
-
-    def _embed(self, x: Tensor) -> Tensor:
-        embedding: Tensor = self.module_(self.feature_map_(x).to(self._device()))
-        return embedding
-
-    @property
-    def n_inputs(self) -> int:
-        """F of the data that the method was fitted on."""
-        return len(self.feature_map_.mean)
-
-    def state(self) -> dict[str, Tensor]:
-        """The feature map and the module."""
-        parts = {"feature_map": self.feature_map_, "module": self.module_}
-        return {f"{part}.{name}": t for part, module in parts.items() for name, t in module.state_dict().items()}
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Build the module again and fill it."""
-        self.feature_map_ = FeatureMap(*state["feature_map.components"].shape)
-        with seeded(self.seed):
-            self.module_ = self.network(self.feature_map_.n_features, len(self.classes_)).to(self._device())
-        for part, module in (("feature_map.", self.feature_map_), ("module.", self.module_)):
-            module.load_state_dict({n.removeprefix(part): t for n, t in state.items() if n.startswith(part)})
-            module.eval()
-
-    def _device(self) -> torch.device:
-        if self.device != "auto":
-            return torch.device(self.device)
-        accelerators = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-        return torch.device(next((name for name, there in accelerators.items() if there), "cpu"))
-
-
-@contextmanager
-def limited_threads(n: int) -> Iterator[None]:
-    """Let torch use n threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Modules start from the global generator: seed it inside, and put it back as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
+def _plain(value: Any) -> Any:
+    """A field's value as JSON has it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _read(x: Any) -> Embeddings:

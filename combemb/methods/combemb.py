@@ -15,7 +15,8 @@ from combemb.data.partly_labelled import Batch, PartlyLabelled
 from combemb.embedding import prototype_matrix, similarities, soft_assignment, unit
 from combemb.losses import consistency_loss, meta_class_loss, similarity_loss
 from combemb.meta_classes import class_embeddings, draw_meta_classes, meta_labels
-from combemb.methods.base import DeepMethod, require, setting
+from combemb.methods.base import require, setting
+from combemb.methods.deep import DeepMethod
 from combemb.metrics import code_use, pair_precision_recall
 from combemb.pairs import mutual_neighbours, similar, threshold_for_precision
 from combemb.training import Terms
@@ -73,10 +74,10 @@ class CombEmb(DeepMethod):
         K = self.n_meta_classes
         require(K in {2, 4, 8, 16}, f"n_meta_classes={K} is not a size of a meta-class set; use 2, 4, 8 or 16")
         per_set = int(math.log2(K))
-        lower, upper = max(self.bits // per_set, 1) * per_set, (self.bits // per_set + 1) * per_set
+        lower = max(self.bits // per_set, 1) * per_set
         require(
             self.bits >= per_set and self.bits % per_set == 0,
-            f"bits={self.bits} is not a multiple of log2(n_meta_classes)={per_set}; use {lower} or {upper}",
+            f"bits={self.bits} is not a multiple of log2(n_meta_classes)={per_set}; use {lower} or {lower + per_set}",
         )
         require(
             len(self.pair_rules) > 0 and set(self.pair_rules) <= set(PAIR_RULES),
@@ -89,6 +90,8 @@ class CombEmb(DeepMethod):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
         for name in ("threshold_precision", "ramp_share"):
             require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} must lie between 0 and 1")
+        gamma = self.positive_threshold
+        require(gamma is None or -1 <= gamma <= 1, f"positive_threshold={gamma} must lie between -1 and 1, or be None")
         require_partly_labelled(labels, K)
 
     def network(self, n_features: int, n_classes: int) -> "Network":
@@ -243,7 +246,7 @@ class Network(nn.Module):
         self.prototypes = nn.Parameter(unit(torch.randn(n_sets, n_meta_classes, sub_vector)))
         # h of Eq. 7, in the shape of SimSiam's predictor.
         self.predictor = nn.Sequential(
-            nn.Linear(D, hidden), processes.BatchNorm(hidden), nn.ReLU(), nn.Linear(hidden, D)
+            nn.Linear(D, hidden, bias=False), processes.BatchNorm(hidden), nn.ReLU(), nn.Linear(hidden, D)
         )
         self.register_buffer("meta_classes", torch.zeros(n_sets, n_classes, dtype=torch.int64))
         self.register_buffer("threshold", torch.ones(()))

@@ -30,6 +30,7 @@ class ITQ(Method):
 
     def check(self, x: np.ndarray, labels: Labels) -> None:
         """The projection needs as many features and items as bits."""
+        super().check(x, labels)
         if not 1 <= self.bits <= min(x.shape[-1], len(x)):
             raise ValueError(
                 f"bits={self.bits} does not fit {len(x)} items with {x.shape[-1]} features; "
@@ -43,7 +44,7 @@ class ITQ(Method):
         _, vectors = torch.linalg.eigh(centred.T @ centred)
         components = vectors[:, -self.bits :].flip(1)  # (F, bits), by falling variance
         projected = centred @ components  # (N, bits)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(int(self.seed))
         rotation = torch.linalg.qr(torch.randn(self.bits, self.bits, generator=generator, dtype=torch.float64)).Q
         for _ in range(self.iterations):
             signs = torch.where(projected @ rotation >= 0, 1.0, -1.0).double()
