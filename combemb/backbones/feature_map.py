@@ -29,19 +29,30 @@ class FeatureMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (n, F) -> (n, F') with F' <= F."""
-        return (functional.normalize(x, dim=1) - self.mean) @ self.components
+        return (unit_rows(x) - self.mean) @ self.components
 
 
-def fit_feature_map(chunks: Iterable[Tensor], max_features: int) -> FeatureMap:
-    """Fit on the clean view of all items, given in chunks (n, F), with memory for F x F numbers only."""
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows scaled to length one, also where their squares overflow; zero rows stay zero."""
+    largest = x.abs().amax(dim=1, keepdim=True)
+    return functional.normalize(x / largest.where(largest > 0, 1.0), dim=1)
+
+
+def moments(chunks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean (F,) and covariance (F, F) in float64 of rows given in chunks (n, F)."""
     n, total, products = 0, torch.tensor(0.0), torch.tensor(0.0)
     for chunk in chunks:
-        rows = functional.normalize(chunk, dim=1).double()
+        rows = chunk.double()
         n += len(rows)
         total = total + rows.sum(dim=0)
         products = products + rows.T @ rows
     mean = total / n
-    covariance = products / n - torch.outer(mean, mean)  # (F, F)
+    return mean, products / n - torch.outer(mean, mean)
+
+
+def fit_feature_map(chunks: Iterable[Tensor], max_features: int) -> FeatureMap:
+    """Fit on the clean view of all items, given in chunks (n, F), with memory for F x F numbers only."""
+    mean, covariance = moments(unit_rows(chunk) for chunk in chunks)
     variance = covariance.diagonal().clamp(min=0)
     if variance.max() < 1e-10:
         raise ValueError(

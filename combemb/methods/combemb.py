@@ -50,7 +50,7 @@ class CombEmb(DeepMethod):
     sharpness: float = setting(10.0, "lambda of Eq. 3; ours, GPQ's release has 20")
     pair_rules: tuple[str, ...] = setting(PAIR_RULES, "united into the positives: similar (Eq. 5), neighbours (ours)")
     positive_threshold: float | None = setting(None, "gamma of Eq. 5; None calibrates it on labelled pairs; ours")
-    threshold_precision: float = setting(0.9, "precision on labelled pairs that a calibrated gamma must reach; ours")
+    threshold_precision: float = setting(0.99, "precision on labelled pairs that a calibrated gamma must reach; ours")
     n_neighbours: int = setting(5, "how near mutual neighbours in a batch must be, in ranks; ours")
     neighbour_features: int = setting(
         64, "principal components in which neighbours are sought; ours, as good as all 256"

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from combemb.backbones.feature_map import moments, unit_rows
 from combemb.codes import Codebook, binary_codebook
 from combemb.data.labels import Labels
 from combemb.data.partly_labelled import ArrayItems
@@ -26,6 +27,7 @@ class ITQ(Method):
     paper: ClassVar[str] = "Iterative Quantization: A Procrustean Approach to Learning Binary Codes, TPAMI 2013"
 
     bits: int = setting(48, "length of a code, at most the number of features")
+    unit_length: bool = setting(True, "whether items are scaled to length one first; ours, better on all tuning splits")
     iterations: int = setting(50, "alternations of signs and rotation; the paper's")
 
     def check(self, x: np.ndarray, labels: Labels) -> None:
@@ -38,23 +40,25 @@ class ITQ(Method):
             )
 
     def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
-        data = torch.cat(list(ArrayItems(x).chunks())).double()
-        self.mean_ = data.mean(dim=0)
-        centred = data - self.mean_
-        _, vectors = torch.linalg.eigh(centred.T @ centred)
+        items = ArrayItems(x, self._scaled)
+        self.mean_, covariance = moments(items.chunks())
+        _, vectors = torch.linalg.eigh(covariance)
         components = vectors[:, -self.bits :].flip(1)  # (F, bits), by falling variance
-        projected = centred @ components  # (N, bits)
+        projected = torch.cat([((chunk - self.mean_) @ components).float() for chunk in items.chunks()])  # (N, bits)
         generator = torch.Generator().manual_seed(int(self.seed))
-        rotation = torch.linalg.qr(torch.randn(self.bits, self.bits, generator=generator, dtype=torch.float64)).Q
+        rotation = torch.linalg.qr(torch.randn(self.bits, self.bits, generator=generator)).Q
         for _ in range(self.iterations):
-            signs = torch.where(projected @ rotation >= 0, 1.0, -1.0).double()
+            signs = torch.where(projected @ rotation >= 0, 1.0, -1.0)
             U, _, Wt = torch.linalg.svd(signs.T @ projected)
             rotation = Wt.T @ U.T
         self.mean_ = self.mean_.float()
-        self.rotation_ = (components @ rotation).float()  # (F, bits)
+        self.rotation_ = components.float() @ rotation  # (F, bits)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return unit_rows(x) if self.unit_length else x
 
     def _embed(self, x: Tensor) -> Tensor:
-        projection: Tensor = (x - self.mean_) @ self.rotation_
+        projection: Tensor = (self._scaled(x) - self.mean_) @ self.rotation_
         return projection
 
     @property
