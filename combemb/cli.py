@@ -89,7 +89,7 @@ def fit(
 def embed(
     run: RunFolder, embeddings: InputFile, file: OutputFile, overwrite: Overwrite = False, quiet: Quiet = False
 ) -> None:
-    """Map items to vectors of a fitted run: one float32 row of unit length per item.
+    """Map items to vectors of a fitted run: one float32 row per item.
 
     Example: `combemb embed runs/photos new.npy --out new-z.npy`
     """
@@ -101,6 +101,7 @@ def embed(
             work=lambda model, x: model.embed(x, progress=not quiet),
             column="embedding",
             overwrite=overwrite,
+            quiet=quiet,
         )
 
 
@@ -120,6 +121,7 @@ def encode(
             work=lambda model, x: model.encode(x, progress=not quiet),
             column="code",
             overwrite=overwrite,
+            quiet=quiet,
         )
 
 
@@ -188,7 +190,7 @@ def _parse_value(name: str, text: str, hint: Any) -> Any:
 
 
 def read_label_file(path: Path) -> np.ndarray:
-    """Labels from .npy, or from text with one label per line; whole numbers stay numbers."""
+    """Labels from .npy, or from text with one label per line; if all are whole numbers they stay numbers."""
     try:
         if path.suffix == ".npy":
             array: np.ndarray = np.load(path, allow_pickle=False)
@@ -198,10 +200,13 @@ def read_label_file(path: Path) -> np.ndarray:
         raise ValueError(
             f"cannot read labels from {path}: {error}; expected .npy or text, one label per line"
         ) from error
-    try:
-        return np.array([int(line) if line.strip() else -1 for line in lines], dtype=np.int64)
-    except ValueError:
-        return np.array(lines, dtype=object)
+    if all(line in {"", "-1"} or str(_int(line)) == line for line in map(str.strip, lines)):
+        return np.array([int(line or -1) for line in map(str.strip, lines)], dtype=np.int64)
+    return np.array([None if line.strip() in {"", "-1"} else line for line in lines], dtype=object)
+
+
+def _int(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
 def _apply(
@@ -212,6 +217,7 @@ def _apply(
     work: Callable[[Method, np.ndarray], Tensor],
     column: str,
     overwrite: bool,
+    quiet: bool,
 ) -> None:
     if target.suffix not in {".npy", ".parquet"}:
         raise ValueError(f"cannot write {target}: unknown ending {target.suffix!r}; use .npy or .parquet")
@@ -224,6 +230,8 @@ def _apply(
     rows = work(model, given.x).numpy()
     write = _write_npy if target.suffix == ".npy" else partial(_write_parquet, given=given, column=column)
     write_atomically(target, partial(write, rows))
+    if not quiet:
+        out.print(f"{len(rows)} rows of {rows.shape[1]} {rows.dtype} written to {target}", soft_wrap=True)
 
 
 def _write_npy(rows: np.ndarray, path: Path) -> None:
@@ -242,7 +250,7 @@ def errors_shown() -> Iterator[None]:
     """Errors that a user can mend become one line and exit code 1; anything else is our bug and keeps its traceback."""
     try:
         yield
-    except (ValueError, Diverged) as error:
+    except (ValueError, OSError, Diverged) as error:
         err.print(f"[bold red]error:[/] {str(error).replace('[', chr(92) + '[')}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

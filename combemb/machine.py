@@ -1,5 +1,6 @@
 """What a method asks of the machine: a device, a number of threads, a random start that leaves no trace."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +17,9 @@ def is_available(device: str) -> bool:
 
 
 def resolved(device: str) -> torch.device:
-    """The device of that name; auto takes the first of CUDA, MPS and CPU that is there."""
-    return torch.device(next(name for name in DEVICES[1:] if is_available(name)) if device == "auto" else device)
+    """The device of that name, auto the first of CUDA, MPS and CPU that is there; torchrun shares several out."""
+    name = next(name for name in DEVICES[1:] if is_available(name)) if device == "auto" else device
+    return torch.device(name, int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
 
 
 @contextmanager
@@ -34,6 +36,6 @@ def limited_threads(n: int) -> Iterator[None]:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Modules start from the global generator: seed it inside, and put it back as it was."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(int(seed))
         yield

@@ -31,7 +31,7 @@ class MetaClasses:
         )
 
 
-def class_embeddings(x: Tensor, membership: Tensor, weight_decay: float = 1e-3, iterations: int = 50) -> Tensor:
+def class_embeddings(x: Tensor, membership: Tensor, weight_decay: float, iterations: int = 50) -> Tensor:
     """One row per class: the weights of a softmax classifier on the labelled items, fitted by L-BFGS.
 
     x (n, F); membership (n, C), rows that sum to one over the classes of an item. Returns (C, F).

@@ -1,20 +1,31 @@
-"""Pair rules: which items of a batch are taken to be of one kind. Each gives a (B, B) bool mask, its diagonal true."""
+"""Pair rules: which items of a batch are taken to be of one kind.
+
+A rule sees the whole batch and gives a bool mask of the rows asked for against all items, (A, B). An item is always of
+its own kind.
+"""
 
 import torch
 from torch import Tensor
 
-
-def similar(cosines: Tensor, threshold: float | Tensor) -> Tensor:
-    """Eq. 5: items whose combinatorial embeddings have a cosine of at least gamma. cosines (B, B)."""
-    return (cosines >= threshold).fill_diagonal_(True)
+ALL = slice(None)
 
 
-def mutual_neighbours(features: Tensor, n_neighbours: int) -> Tensor:
+def similar(pi: Tensor, threshold: float | Tensor, rows: slice = ALL) -> Tensor:
+    """Eq. 5: items whose combinatorial embeddings have a cosine of at least gamma. pi (B, D) of unit length."""
+    return _with_self(pi[rows] @ pi.T >= threshold, rows)
+
+
+def mutual_neighbours(features: Tensor, n_neighbours: int, rows: slice = ALL) -> Tensor:
     """Items that are among each other's nearest in the batch, by cosine. features (B, F) of unit length."""
     cosines = (features @ features.T).fill_diagonal_(-torch.inf)
     nearest = torch.topk(cosines, min(n_neighbours, len(features) - 1), dim=1, sorted=False).values  # (B, k)
     near = cosines >= nearest.amin(dim=1, keepdim=True)
-    return (near & near.T).fill_diagonal_(True)
+    return _with_self(near[rows] & near.T[rows], rows)
+
+
+def _with_self(mask: Tensor, rows: slice) -> Tensor:
+    mask[:, rows].fill_diagonal_(True)
+    return mask
 
 
 def threshold_for_precision(cosines: Tensor, same: Tensor, precision: float, n_bins: int = 2000) -> Tensor:

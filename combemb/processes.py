@@ -27,12 +27,14 @@ def is_first() -> bool:
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def joined(device: torch.device) -> Iterator[None]:
     """Join the group that torchrun started, unless the caller has done so; without torchrun nothing happens."""
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from combemb import processes
 from combemb.data.partly_labelled import Batch, PartlyLabelled
+from combemb.machine import seeded
 from combemb.progress import Display
 from combemb.runs import Run
 
@@ -72,21 +73,24 @@ def train(
         for epoch in range(first, n_epochs):
             began = time.monotonic()
             module.train()
-            good = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-            method.on_epoch(data, epoch)
+            good = {name: tensor.clone() for name, tensor in _state(module, optimisers).items()}
             sums: dict[str, Tensor] = {}
-            for i, drawn in enumerate(data.epoch(epoch)):
-                step = epoch * len(data) + i
-                _set_rates(optimisers, peaks, schedule(step, n_steps, method.warmup_share))
-                batch = replace(drawn.to(device), progress=step / n_steps)
-                try:
-                    terms = method.step(batch, optimisers)
-                except Diverged as error:
-                    module.load_state_dict(good)
-                    raise Diverged(f"epoch {epoch + 1}, step {i + 1} of {len(data)}: {error}") from None
-                for name, term in terms.items():
-                    sums[name] = sums.get(name, 0) + term.detach()
-                display.advance(n_items, partial(_line, epoch + 1, n_epochs, sums, i + 1))
+            i = 0
+            try:
+                with seeded(data.seed * 1_000_003 + epoch * data.world_size + data.rank):  # for dropout and the like
+                    method.on_epoch(data, epoch)
+                    for i, drawn in enumerate(data.epoch(epoch)):
+                        step = epoch * len(data) + i
+                        _set_rates(optimisers, peaks, schedule(step, n_steps, method.warmup_share))
+                        batch = replace(drawn.to(device), step=step, progress=step / n_steps)
+                        for name, term in method.step(batch, optimisers).items():
+                            sums[name] = sums.get(name, 0) + term.detach()
+                        display.advance(n_items, partial(_line, epoch + 1, n_epochs, sums, i + 1))
+            except Diverged as error:
+                _load_state(good, module, optimisers)
+                if run and processes.is_first():
+                    run.write_checkpoint(epoch, good)
+                raise Diverged(f"epoch {epoch + 1}, step {i + 1} of {len(data)}: {error}") from None
             seconds = time.monotonic() - began
             module.eval()
             record = {
@@ -165,6 +169,11 @@ def _restore(run: Run | None, module: nn.Module, optimisers: list[Optimizer]) ->
     if run is None or stored is None:
         return 0, []
     epoch, tensors = stored
+    _load_state(tensors, module, optimisers)
+    return epoch, run.log()
+
+
+def _load_state(tensors: dict[str, Tensor], module: nn.Module, optimisers: list[Optimizer]) -> None:
     module.load_state_dict({name[7:]: tensor for name, tensor in tensors.items() if name.startswith("module.")})
     slots: dict[int, dict[int, dict[str, Tensor]]] = {}
     for name, tensor in tensors.items():
@@ -173,4 +182,3 @@ def _restore(run: Run | None, module: nn.Module, optimisers: list[Optimizer]) ->
             slots.setdefault(int(i), {}).setdefault(int(j), {})[slot] = tensor
     for number, optimiser in enumerate(optimisers):
         optimiser.load_state_dict({**optimiser.state_dict(), "state": slots.get(number, {})})
-    return epoch, run.log()

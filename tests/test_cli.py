@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from combemb import methods
-from combemb.cli import app, parse_settings
+from combemb.cli import app, parse_settings, read_label_file
 from combemb.data import read_embeddings
 
 SHORT = ["--bits", "12", "--set", "epochs=3", "--set", "batch_size=64"]
@@ -92,6 +92,13 @@ def test_labels_from_a_file_of_their_own(items: Path, tmp_path: Path, form: str)
     arguments = ("fit", tmp_path / "x.npy", "--labels", tmp_path / f"labels.{form}", "--out", tmp_path / "run", *SHORT)
     assert call(*arguments).exit_code == 0
     np.testing.assert_array_equal(methods.load(tmp_path / "run").classes_, ["ant", "bee", "cat", "dog"])
+
+
+def test_text_labels_keep_leading_zeros_and_take_minus_one_as_unlabelled(tmp_path: Path):
+    (tmp_path / "labels.txt").write_text("001\n2\n-1\n\ncat\n")
+    assert read_label_file(tmp_path / "labels.txt").tolist() == ["001", "2", None, None, "cat"]
+    (tmp_path / "labels.txt").write_text("1\n2\n-1\n\n")
+    assert read_label_file(tmp_path / "labels.txt").tolist() == [1, 2, -1, -1]
 
 
 def test_number_labels_in_text_stay_numbers(items: Path, tmp_path: Path):

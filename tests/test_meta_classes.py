@@ -148,7 +148,7 @@ def test_a_partition_is_its_grouping_whatever_the_numbers(partition, numbers):
 
 def test_the_classifier_separates_what_is_separable():
     x, labels = blobs()
-    weights = class_embeddings(x, torch.nn.functional.one_hot(labels).float())
+    weights = class_embeddings(x, torch.nn.functional.one_hot(labels).float(), 1e-3)
     assert weights.shape == (4, 6)
     assert torch.equal((x @ weights.T).argmax(dim=1), labels)  # the blobs are alike, so it needs no bias
 
@@ -164,9 +164,9 @@ def test_the_order_of_the_items_does_not_matter():
     x, labels = blobs(noise=2.0)
     membership = torch.nn.functional.one_hot(labels).float()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    expected = class_embeddings(x, membership)
+    expected = class_embeddings(x, membership, 1e-3)
     assert expected.norm(dim=1).min() > 0.1
-    torch.testing.assert_close(class_embeddings(x[order], membership[order]), expected, rtol=0, atol=1e-2)
+    torch.testing.assert_close(class_embeddings(x[order], membership[order], 1e-3), expected, rtol=0, atol=1e-2)
 
 
 def test_an_item_of_two_classes_counts_as_half_an_item_of_each():
@@ -179,8 +179,8 @@ def test_an_item_of_two_classes_counts_as_half_an_item_of_each():
     halves = torch.cat([membership, membership])
     halves[:10] = torch.tensor([1.0, 0, 0, 0])
     halves[len(x) : len(x) + 10] = torch.tensor([0, 1.0, 0, 0])
-    expected = class_embeddings(torch.cat([x, x]), halves, iterations=500)
-    torch.testing.assert_close(class_embeddings(x, shared, iterations=500), expected, rtol=0, atol=1e-2)
+    expected = class_embeddings(torch.cat([x, x]), halves, 1e-3, iterations=500)
+    torch.testing.assert_close(class_embeddings(x, shared, 1e-3, iterations=500), expected, rtol=0, atol=1e-2)
 
 
 # The labels of Eq. 4

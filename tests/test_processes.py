@@ -224,7 +224,7 @@ def test_alone_nothing_is_exchanged():
     assert processes.gather(x) is x
     assert torch.equal(processes.own_rows(x), x)
     assert processes.mean(x) is x
-    with processes.joined():
+    with processes.joined(torch.device("cpu")):
         assert not dist.is_initialized()
     one, other = processes.BatchNorm(3), nn.BatchNorm1d(3)
     assert torch.equal(one(x), other(x))

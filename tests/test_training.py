@@ -102,6 +102,14 @@ class Paper(Stoppable, CombEmb):
     bits: int = 12
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
+class Dropping(Stoppable, Plain):
+    """A module with dropout, whose random numbers come from torch's global generator."""
+
+    def network(self, n_features, n_classes):
+        return nn.Sequential(nn.Dropout(0.5), super().network(n_features, n_classes))
+
+
 @pytest.fixture
 def every_epoch(monkeypatch):
     """A checkpoint after every epoch."""
@@ -283,7 +291,36 @@ def test_an_absurd_learning_rate_is_reported(tmp_path):
     with pytest.raises(Diverged, match=r"consistency nan"):
         method.fit(x, labels, folder=tmp_path / "run")
     assert all(parameter.isfinite().all() for parameter in method.module_.parameters())
-    assert {path.name for path in (tmp_path / "run").iterdir()} <= {"run.json", LOG}
+    kept = load_file(tmp_path / "run" / CHECKPOINT)  # the last good state
+    assert all(torch.isfinite(tensor).all() for tensor in kept.values())
+
+
+def test_dropout_follows_from_the_seed_and_leaves_the_global_generator_alone(every_epoch, tmp_path):
+    x, labels = toy_data()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = make(Dropping).fit(x, labels)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    assert_same_state(make(Dropping).fit(x, labels).state(), first.state())
+    stopped = make(Dropping)
+    stopped.interrupted_before = 4
+    with pytest.raises(KeyboardInterrupt):
+        stopped.fit(x, labels, folder=tmp_path / "run")
+    assert_same_state(make(Dropping).fit(x, labels, folder=tmp_path / "run", resume=True).state(), first.state())
+
+
+def test_a_fit_refused_for_its_data_leaves_the_old_run_alone(tmp_path):
+    x, labels = toy_data()
+    make(Paper).fit(x, labels, folder=tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    one_direction = np.linspace(1, 2, len(x), dtype=np.float32)[:, None] * x[:1]
+    method = make(Paper)
+    with pytest.raises(ValueError, match="same features"):
+        method.fit(one_direction, labels, folder=tmp_path / "run", overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    with pytest.raises(ValueError, match="not fitted"):
+        method.embed(x)
 
 
 def test_a_diverged_module_keeps_its_buffers_too():

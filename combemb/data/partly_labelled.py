@@ -12,6 +12,8 @@ from torch import Tensor
 from combemb.data.labels import Labels
 from combemb.data.views import jitter
 
+CHUNK = 16_384  # rows worked on at a time
+
 
 class ArrayItems:
     """Items as rows of an (N, V, F) array, which may be a memory map; rows are read when they are asked for."""
@@ -34,7 +36,7 @@ class ArrayItems:
         x = torch.from_numpy(np.ascontiguousarray(picked, dtype=np.float32))
         return self.transform(x) if self.transform else x
 
-    def chunks(self, n_rows: int = 16_384) -> Iterator[Tensor]:
+    def chunks(self, n_rows: int = CHUNK) -> Iterator[Tensor]:
         """The clean view of all items, some rows at a time."""
         for rows in torch.arange(len(self)).split(n_rows):
             yield self.take(rows)
@@ -45,7 +47,7 @@ class ArrayItems:
         if len(self) * self.n_views * F * 4 > limit:
             return self
         x = np.empty((len(self), self.n_views, F), dtype=np.float32)
-        for rows in torch.arange(len(self)).split(16_384):
+        for rows in torch.arange(len(self)).split(CHUNK):
             for view in range(self.n_views):
                 x[rows.numpy(), view] = self.take(rows, view).numpy()
         return ArrayItems(x)
@@ -60,6 +62,7 @@ class Batch:
     other: Tensor  # (B, F), another view of the same items
     labels: Tensor  # (B,) class positions or (B, C) of 0/1; -1 = unlabelled
     n_labelled: int
+    step: int = 0  # number of the batch since the start of training
     progress: float = 0.0  # share of the training that lies behind
 
     def to(self, device: torch.device) -> "Batch":

@@ -2,11 +2,13 @@
 
 import dataclasses
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -18,13 +20,12 @@ from combemb._version import __version__
 from combemb.codes import Codebook
 from combemb.data.embeddings import Embeddings, as_array, check_finite, read_embeddings
 from combemb.data.labels import Labels, read_labels
-from combemb.data.partly_labelled import ArrayItems
-from combemb.machine import DEVICES, is_available
+from combemb.data.partly_labelled import CHUNK, ArrayItems
+from combemb.machine import DEVICES, is_available, resolved
 from combemb.metrics import code_use
 from combemb.progress import tracked
 from combemb.runs import Run
 
-CHUNK = 16_384  # rows embedded at a time
 DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit, at most
 
 
@@ -55,12 +56,13 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
     def check(self, x: np.ndarray, labels: Labels) -> None:
         """ValueError if the fields and the data do not fit together; called before anything is computed or written."""
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-            require(field.type is not int or is_whole, f"{field.name}={value!r} must be a whole number")
+            _check_type(field.name, getattr(self, field.name), field.type)
         require(0 <= self.seed < 2**31, f"seed={self.seed} must be at least 0 and below 2**31")
         require(self.device in DEVICES, f"device={self.device!r}; choose one of {', '.join(DEVICES)}")
         require(is_available(self.device), f"device={self.device!r} is not available on this machine; use auto")
+
+    def _begin(self, x: np.ndarray, labels: Labels, progress: bool | None) -> None:
+        """The part of a fit that can still find fault with the data; nothing has been written then."""
 
     @abstractmethod
     def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
@@ -113,7 +115,9 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         labels = read_labels(np.full(len(given.x), -1) if labels is None else labels, len(given.x))
         self.check(given.x, labels)
         check_finite(given.x, progress=progress)
-        with processes.joined():
+        self.__dict__.pop("classes_", None)  # not fitted until the data have passed
+        with processes.joined(resolved(self.device)):
+            self._begin(given.x, labels, progress)
             if run:
                 config = {**self._config(labels.classes), "data": _fingerprint(given.x, labels)}
                 self._open(run, config, resume)
@@ -171,6 +175,8 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
             config["method"] == cls._name(), f"{folder} holds a run of {config['method']!r}, not of {cls._name()!r}"
         )
         fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in config["fields"].items()}
+        unknown = set(fields) - {f.name for f in dataclasses.fields(cls)}
+        require(not unknown, f"{folder} has settings unknown to this combemb: {', '.join(sorted(unknown))}; fit again")
         method = cls(**fields)
         kinds = {isinstance(name, str) for name in config["classes"]}
         method.classes_ = np.array(config["classes"], dtype=object if True in kinds else np.int64)
@@ -196,7 +202,7 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
             stored = run.config()
             for key in ("method", "fields", "classes", "data"):
                 if stored.get(key) != config[key]:
-                    raise ValueError(f"cannot resume {run.folder}: its {key} is {stored.get(key)}, now {config[key]}")
+                    raise ValueError(f"cannot resume {run.folder}: {_difference(key, stored.get(key), config[key])}")
         elif processes.is_first():
             run.start(config)
         processes.wait_for_all()
@@ -204,6 +210,32 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
     def _require_fitted(self) -> None:
         if not hasattr(self, "classes_"):
             raise ValueError(f"this {type(self).__name__} is not fitted; call fit(x, labels) or load a run folder")
+
+
+def _check_type(name: str, value: Any, hint: Any) -> None:
+    """ValueError if a field does not hold what its annotation says; numbers must be finite."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    fits = {
+        int: is_number and isinstance(value, Integral),
+        float: is_number,
+        bool: isinstance(value, bool),
+        str: isinstance(value, str),
+        NoneType: value is None,
+    }
+    wanted = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", NoneType: "None"}
+    known = [kind for kind in kinds if kind in fits]
+    require(
+        not known or any(fits[kind] for kind in known),
+        f"{name}={value!r} must be {' or '.join(wanted[kind] for kind in known)}",
+    )
+
+
+def _difference(key: str, stored: Any, now: Any) -> str:
+    if isinstance(stored, dict) and isinstance(now, dict):
+        parts = [name for name in {**stored, **now} if stored.get(name) != now.get(name)]
+        return "; ".join(f"{key} {name} was {stored.get(name)}, now it is {now.get(name)}" for name in parts)
+    return f"{key} was {stored}, now it is {now}"
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -24,9 +24,10 @@ from combemb.training import Terms
 PAIR_RULES = ("similar", "neighbours")
 ANCHORS = ("unlabelled", "all")
 POSITIVE = (
-    *("temperature", "similarity_temperature", "sharpness"),
+    *("temperature", "similarity_temperature", "sharpness", "predictor_share", "classifier_decay"),
     *("sub_vector", "subspace", "n_neighbours", "neighbour_features"),
 )
+CALIBRATE_EVERY = 4  # steps; each batch would tell nearly the same
 CLASSIFIER_ITEMS = 20_000  # labelled items from which the class embeddings are learned, at most
 DIAGNOSED_ITEMS = 1_024  # items whose codes are counted after each epoch, at most
 
@@ -51,6 +52,9 @@ class CombEmb(DeepMethod):
     pair_rules: tuple[str, ...] = setting(PAIR_RULES, "united into the positives: similar (Eq. 5), neighbours (ours)")
     positive_threshold: float | None = setting(None, "gamma of Eq. 5; None calibrates it on labelled pairs; ours")
     threshold_precision: float = setting(0.99, "precision on labelled pairs that a calibrated gamma must reach; ours")
+    threshold_rate: float = setting(
+        0.3, "share of the way that gamma goes at each calibration, every fourth step; ours"
+    )
     n_neighbours: int = setting(5, "how near mutual neighbours in a batch must be, in ranks; ours")
     neighbour_features: int = setting(
         64, "principal components in which neighbours are sought; ours, as good as all 256"
@@ -61,7 +65,20 @@ class CombEmb(DeepMethod):
     similarity_temperature: float = setting(0.2, "temperature of Eq. 6; ours, the paper has none, that is 1")
     positive_gradient: bool = setting(False, "whether Eq. 6 also moves pi of the positives; ours, the paper is silent")
     consistency_weight: float = setting(4.0, "weight of Eq. 7, beta / M; ours")
+    predictor_share: float = setting(0.25, "width of h as a share of D; SimSiam's quarter")
+    classifier_decay: float = setting(
+        1e-3, "weight decay of the classifier whose weights are the class embeddings; ours"
+    )
     ramp_share: float = setting(0.3, "part of training in which Eq. 6 and 7 come up to their weights; ours")
+
+    @classmethod
+    def as_published(cls, bits: int, **fields: Any) -> Self:
+        """The paper's own form: positives by Eq. 5 alone, Eq. 6 without temperature, full weights from the start.
+
+        What the paper leaves open (gamma, tau, lambda, alpha, beta, Q, the schedule) has our defaults.
+        """
+        published = {"pair_rules": ("similar",), "similarity_temperature": 1.0, "ramp_share": 0.0}
+        return cls(bits=bits, **{**published, "positive_gradient": True, **fields})
 
     @property
     def n_sets(self) -> int:
@@ -88,7 +105,7 @@ class CombEmb(DeepMethod):
             require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
         for name in ("similarity_weight", "consistency_weight"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
-        for name in ("threshold_precision", "ramp_share"):
+        for name in ("threshold_precision", "threshold_rate", "ramp_share"):
             require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} must lie between 0 and 1")
         gamma = self.positive_threshold
         require(gamma is None or -1 <= gamma <= 1, f"positive_threshold={gamma} must lie between -1 and 1, or be None")
@@ -96,7 +113,8 @@ class CombEmb(DeepMethod):
 
     def network(self, n_features: int, n_classes: int) -> "Network":
         """A linear map to z, the prototypes and the predictor h."""
-        return Network(n_features, n_classes, self.n_sets, self.n_meta_classes, self.sub_vector)
+        hidden = max(round(self.predictor_share * self.n_sets * self.sub_vector), 1)
+        return Network(n_features, n_classes, (self.n_sets, self.n_meta_classes, self.sub_vector), hidden)
 
     def prepare(self, data: PartlyLabelled) -> None:
         """Draw the meta-class sets (Eq. 1) from the weights of a classifier on the labelled items."""
@@ -104,7 +122,9 @@ class CombEmb(DeepMethod):
         rows = rng.permutation(np.flatnonzero(data.labels.is_labelled))[:CLASSIFIER_ITEMS]
         membership = torch.from_numpy(data.labels.membership(rows))  # (n, columns of the labels)
         seen = membership.sum(dim=0) > 0  # a multi-label column may have no item at all
-        embeddings = class_embeddings(data.items.take(torch.from_numpy(rows)), membership[:, seen])  # (C, F)
+        embeddings = class_embeddings(
+            data.items.take(torch.from_numpy(rows)), membership[:, seen], self.classifier_decay
+        )
         F = embeddings.shape[1]
         n_dims = min(self.subspace, F if F >= 400 else max(F // 4, 1))
         self.meta_classes_ = draw_meta_classes(embeddings, self.n_sets, self.n_meta_classes, n_dims, self.seed)
@@ -119,20 +139,20 @@ class CombEmb(DeepMethod):
         cosines = similarities(z, matrix, self.n_sets)  # (B, K, M)
         pi = soft_assignment(cosines, matrix, self.sharpness)  # (B, D)
         everyone = processes.gather(unit(pi))  # (all B, D)
+        first = batch.n_labelled if self.anchors == "unlabelled" else 0
+        own = processes.rank() * len(batch.x)
         with torch.no_grad():
             other = self._pi(batch.other, matrix)
-            agreement = everyone @ everyone.T  # (all B, all B)
-            if self.positive_threshold is None and "similar" in self.pair_rules:
-                self._calibrate(agreement, batch)
-            positives = processes.own_rows(self.positives(agreement, batch))
-        anchors = self._anchors(batch)
+            if batch.step % CALIBRATE_EVERY == 0:
+                self._calibrate(everyone, batch)
+            positives = self.positives(everyone, batch, slice(own + first, own + len(batch.x)))  # (A, all B)
         meta = meta_class_loss(
             cosines[labelled], meta_labels(net.meta_classes, batch.labels[labelled]), self.temperature
         )
         similarity = similarity_loss(
-            z[anchors] / math.sqrt(self.n_sets),
+            z[first:] / math.sqrt(self.n_sets),
             everyone if self.positive_gradient else everyone.detach(),
-            positives[anchors],
+            positives,
             self.similarity_temperature,
         )
         consistency = consistency_loss(net.predictor(pi), other)
@@ -143,31 +163,30 @@ class CombEmb(DeepMethod):
             "consistency": ramp * self.consistency_weight * consistency,
         }
 
-    def positives(self, agreement: Tensor, batch: Batch) -> Tensor:
-        """The pairs that the rules take to be of one kind. agreement (B, B), cosines of pi -> (B, B) bool."""
-        mask = torch.eye(len(agreement), dtype=torch.bool, device=agreement.device)
+    def positives(self, pi: Tensor, batch: Batch, rows: slice) -> Tensor:
+        """Which items the rules take to be of a row's kind. pi (all B, D) of unit length -> (rows, all B) bool."""
+        masks = []
         if "similar" in self.pair_rules:
-            mask |= similar(agreement, self._net.threshold)
+            masks.append(similar(pi, self._net.threshold, rows))
         if "neighbours" in self.pair_rules:
-            mask |= mutual_neighbours(self._leading(batch), self.n_neighbours)
-        return mask if self.include_self else mask.fill_diagonal_(False)
+            features = processes.gather(unit(batch.x[:, : self.neighbour_features]))
+            masks.append(mutual_neighbours(features, self.n_neighbours, rows))
+        united = masks[0] if len(masks) == 1 else masks[0] | masks[1]
+        if not self.include_self:
+            united[:, rows].fill_diagonal_(False)
+        return united
 
-    def _leading(self, batch: Batch) -> Tensor:
-        """Unit vectors of the leading features, in which neighbours are sought, of all processes."""
-        return processes.gather(unit(batch.x[:, : self.neighbour_features]))
-
-    def _calibrate(self, agreement: Tensor, batch: Batch) -> None:
-        """Move gamma towards the smallest one that is precise on this batch's labelled pairs."""
-        found = threshold_for_precision(_labelled(agreement, batch), self._same_class(batch), self.threshold_precision)
-        self._net.threshold.lerp_(found, 0.1)
+    def _calibrate(self, pi: Tensor, batch: Batch) -> None:
+        """Move gamma towards the smallest one that is precise on this batch's labelled pairs, unless it is given."""
+        if self.positive_threshold is None and "similar" in self.pair_rules:
+            pi = pi.view(processes.world_size(), -1, pi.shape[1])[:, : batch.n_labelled].flatten(0, 1)
+            found = threshold_for_precision(pi @ pi.T, self._same_class(batch), self.threshold_precision)
+            self._net.threshold.lerp_(found, self.threshold_rate)
 
     def _same_class(self, batch: Batch) -> Tensor:
         """Which pairs of labelled items, of all processes, share a class."""
         labels = processes.gather(batch.labels[: batch.n_labelled])
         return same_class(labels, labels)
-
-    def _anchors(self, batch: Batch) -> slice:
-        return slice(batch.n_labelled, None) if self.anchors == "unlabelled" else slice(None)
 
     def _ramp(self, progress: float) -> float:
         """exp(-5 (1 - t)^2), t from 0 to 1 over the first `ramp_share` of training."""
@@ -177,19 +196,25 @@ class CombEmb(DeepMethod):
     def diagnostics(self, batch: Batch, data: PartlyLabelled) -> dict[str, Any]:
         """How many positives an anchor has, how right the pair rules are on labelled pairs, how the codes are used."""
         pi = processes.gather(unit(self._pi(batch.x, prototype_matrix(unit(self._net.prototypes)))))
-        positives = self.positives(pi @ pi.T, batch)
+        positives = self.positives(pi, batch, slice(None))
         precision, recall = pair_precision_recall(_labelled(positives, batch), self._same_class(batch))
         per_item = positives.sum(dim=1).float().view(processes.world_size(), -1)  # (processes, B)
+        first = batch.n_labelled if self.anchors == "unlabelled" else 0
         rows = torch.linspace(0, len(data.items) - 1, min(len(data.items), DIAGNOSED_ITEMS)).long()
         codebook = self.codebook
         codes = codebook.encode(self._net(data.items.take(rows).to(pi.device)).cpu())
         return {
             "threshold": float(self._net.threshold),
-            "positives_per_anchor": float(per_item[:, self._anchors(batch)].mean()),
+            "positives_per_anchor": float(per_item[:, first:].mean()),
             "pair_precision": precision,
             "pair_recall": recall,
             **code_use(codes, codebook.sizes),
         }
+
+    def diagnosis(self, x: Any) -> dict[str, Any]:
+        """The meta-class sets beside the last epoch's numbers and the use of the codes."""
+        drawn = {"meta_class_sets": str(self.meta_classes_)} if hasattr(self, "meta_classes_") else {}
+        return {**drawn, **super().diagnosis(x)}
 
     def summary(self) -> list[str]:
         """The codebook, the meta-class sets and the last epoch's diagnostics."""
@@ -201,7 +226,7 @@ class CombEmb(DeepMethod):
                 f"meta-classes: {self.meta_classes_}",
                 f"pair rules: {last['positives_per_anchor']:.1f} positives per anchor with itself; on labelled pairs "
                 f"precision {_percent(last['pair_precision'])}, recall {_percent(last['pair_recall'])}; "
-                f"gamma {last['threshold']:.3f}",
+                f"gamma {last['threshold']:.3f}{' (Eq. 5 finds no pair)' if last['threshold'] > 0.999 else ''}",
                 f"codes: {last['n_codes']} distinct among {last['n_coded']} items; "
                 f"a word is used by {min(used):.1%} to {max(used):.1%} of them",
             ]
@@ -238,17 +263,17 @@ class Network(nn.Module):
     meta_classes: Tensor
     threshold: Tensor
 
-    def __init__(self, n_features: int, n_classes: int, n_sets: int, n_meta_classes: int, sub_vector: int):
+    def __init__(self, n_features: int, n_classes: int, words: tuple[int, int, int], hidden: int):
         super().__init__()
-        D, hidden = n_sets * sub_vector, max(n_sets * sub_vector // 4, 1)
-        self.n_sets = n_sets
+        self.n_sets, _, d = words  # M, K, d
+        D = self.n_sets * d
         self.project = nn.Linear(n_features, D)
-        self.prototypes = nn.Parameter(unit(torch.randn(n_sets, n_meta_classes, sub_vector)))
+        self.prototypes = nn.Parameter(unit(torch.randn(words)))
         # h of Eq. 7, in the shape of SimSiam's predictor.
         self.predictor = nn.Sequential(
             nn.Linear(D, hidden, bias=False), processes.BatchNorm(hidden), nn.ReLU(), nn.Linear(hidden, D)
         )
-        self.register_buffer("meta_classes", torch.zeros(n_sets, n_classes, dtype=torch.int64))
+        self.register_buffer("meta_classes", torch.zeros(self.n_sets, n_classes, dtype=torch.int64))
         self.register_buffer("threshold", torch.ones(()))
 
     def sub_vectors(self, x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from torch.optim import AdamW, Optimizer
 from combemb import processes
 from combemb.backbones.feature_map import FeatureMap, fit_feature_map
 from combemb.data.labels import Labels, require_partly_labelled
-from combemb.data.partly_labelled import ArrayItems, Batch, PartlyLabelled
+from combemb.data.partly_labelled import CHUNK, ArrayItems, Batch, PartlyLabelled
 from combemb.machine import limited_threads, resolved, seeded
-from combemb.methods.base import CHUNK, Method, require, setting
+from combemb.methods.base import Method, require, setting
 from combemb.progress import tracked
 from combemb.runs import Run
 from combemb.training import Terms, descend, train
@@ -47,12 +47,11 @@ class DeepMethod(Method):
         for name in ("batch_size", "learning_rate", "clip_norm", "max_features", "threads"):
             require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
         require(self.epochs is None or self.epochs > 0, f"epochs={self.epochs} must be above 0, or None")
-        for name in ("labelled_share", "view_dropout"):
-            require(0 < getattr(self, name) < 1, f"{name}={getattr(self, name)} must lie between 0 and 1")
+        require(0 < self.labelled_share < 1, f"labelled_share={self.labelled_share} must lie between 0 and 1")
+        require(0 <= self.view_dropout < 1, f"view_dropout={self.view_dropout} must be at least 0 and below 1")
         for name in ("weight_decay", "view_noise"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
         require_partly_labelled(labels, min_classes=2)
-        self._batches(ArrayItems(x), labels).require_enough()
         require(0 <= self.warmup_share < 1, f"warmup_share={self.warmup_share} must be at least 0 and below 1")
 
     @abstractmethod
@@ -91,19 +90,21 @@ class DeepMethod(Method):
         descend(self.module_.parameters(), optimisers[0], terms, self.clip_norm)
         return terms
 
-    def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
+    def _begin(self, x: np.ndarray, labels: Labels, progress: bool | None) -> None:
+        self._batches(ArrayItems(x), labels).require_enough()
         with limited_threads(self.threads):
-            self._train(x, labels, run, progress)
+            chunks = tracked(ArrayItems(x).chunks(), "reading features", -(-len(x) // CHUNK), progress)
+            self.feature_map_ = fit_feature_map(chunks, self.max_features)
+            self._data = self._batches(ArrayItems(x, self.feature_map_).in_memory(), labels)
+            with seeded(self.seed):
+                self.module_ = self.network(self.feature_map_.n_features, len(labels.classes))
+            self.module_.to(resolved(self.device))
+            self.prepare(self._data)
 
-    def _train(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
-        items = ArrayItems(x)
-        chunks = tracked(items.chunks(), "reading features", -(-len(items) // CHUNK), progress)
-        self.feature_map_ = fit_feature_map(chunks, self.max_features)
-        data = self._batches(ArrayItems(x, self.feature_map_).in_memory(), labels)
-        with seeded(self.seed):
-            self.module_ = self.network(self.feature_map_.n_features, len(labels.classes)).to(resolved(self.device))
-        self.prepare(data)
-        self.log_ = train(self, data, run, progress)
+    def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
+        data = self.__dict__.pop("_data")
+        with limited_threads(self.threads):
+            self.log_ = train(self, data, run, progress)
 
     def _batches(self, items: ArrayItems, labels: Labels) -> PartlyLabelled:
         return PartlyLabelled(

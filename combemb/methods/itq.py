@@ -11,7 +11,7 @@ from combemb.backbones.feature_map import moments, unit_rows
 from combemb.codes import Codebook, binary_codebook
 from combemb.data.labels import Labels
 from combemb.data.partly_labelled import ArrayItems
-from combemb.methods.base import Method, setting
+from combemb.methods.base import Method, require, setting
 from combemb.runs import Run
 
 
@@ -33,6 +33,7 @@ class ITQ(Method):
     def check(self, x: np.ndarray, labels: Labels) -> None:
         """The projection needs as many features and items as bits."""
         super().check(x, labels)
+        require(self.iterations >= 0, f"iterations={self.iterations} must not be negative")
         if not 1 <= self.bits <= min(x.shape[-1], len(x)):
             raise ValueError(
                 f"bits={self.bits} does not fit {len(x)} items with {x.shape[-1]} features; "

@@ -1,5 +1,6 @@
 """CombEmb: its loss is Eq. 8 of the loops, its gradients flow where they should, its fields are checked."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -172,7 +173,7 @@ def test_pair_losses_come_up_over_the_ramp(progress, ramp_share):
     assert now["meta"].item() == pytest.approx(full["meta"].item(), rel=1e-6)
 
 
-def test_the_calibrated_threshold_moves_a_tenth_of_the_way():
+def test_the_calibrated_threshold_moves_its_share_of_the_way_every_fourth_step():
     method, batch = training()
     net = method.module_
     net.threshold.fill_(0.95)
@@ -183,10 +184,22 @@ def test_the_calibrated_threshold_moves_a_tenth_of_the_way():
     on_grid = (gamma / 1000 - 1 for gamma in range(2001))
     found = next(gamma for gamma in on_grid if naive.precision_at(cosines, same, gamma) >= method.threshold_precision)
     losses = method.losses(batch)
-    moved = 0.9 * 0.95 + 0.1 * found
+    moved = 0.95 + method.threshold_rate * (found - 0.95)
     assert -1 < found < 0.9
     assert net.threshold.item() == pytest.approx(moved, abs=1e-5)
     assert_terms(losses, naive_losses(method, batch, moved), 1e-4)
+    for step in (1, 2, 3):
+        method.losses(dataclasses.replace(batch, step=step))
+        assert net.threshold.item() == pytest.approx(moved, abs=1e-5)
+    method.losses(dataclasses.replace(batch, step=4))
+    assert net.threshold.item() != pytest.approx(moved, abs=1e-5)
+
+
+def test_the_published_form_has_none_of_our_additions():
+    method = CombEmb.as_published(24, seed=3)
+    assert (method.bits, method.seed, method.pair_rules) == (24, 3, ("similar",))
+    assert (method.similarity_temperature, method.ramp_share, method.positive_gradient) == (1.0, 0.0, True)
+    assert CombEmb.as_published(24, positive_threshold=0.7).positive_threshold == 0.7
 
 
 def test_a_fixed_threshold_stays():
@@ -295,7 +308,7 @@ def test_eq_7_sends_no_gradient_through_the_second_view():
         ({"pair_rules": ("similar", "alike")}, "choose one or more of similar, neighbours"),
         ({"anchors": "labelled"}, "anchors='labelled'; choose one of unlabelled, all"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
-        ({"temperature": float("nan")}, "temperature=nan must be above 0"),
+        ({"temperature": float("nan")}, "temperature=nan must be a finite number"),
         ({"similarity_temperature": 0.0}, "similarity_temperature=0.0 must be above 0"),
         ({"sharpness": 0}, "sharpness=0 must be above 0"),
         ({"sub_vector": 0}, "sub_vector=0 must be above 0"),
@@ -312,7 +325,7 @@ def test_eq_7_sends_no_gradient_through_the_second_view():
         ({"max_features": 0}, "max_features=0 must be above 0"),
         ({"threads": 0}, "threads=0 must be above 0"),
         ({"labelled_share": 1.0}, "labelled_share=1.0 must lie between 0 and 1"),
-        ({"view_dropout": 1.0}, "view_dropout=1.0 must lie between 0 and 1"),
+        ({"view_dropout": 1.0}, "view_dropout=1.0 must be at least 0 and below 1"),
         ({"view_noise": -0.1}, "view_noise=-0.1 must not be negative"),
         ({"weight_decay": -0.1}, "weight_decay=-0.1 must not be negative"),
         ({"warmup_share": 1.0}, "warmup_share=1.0 must be at least 0 and below 1"),
