@@ -125,7 +125,7 @@ def code_use(codes: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
     """
     shares = [torch.bincount(codes[:, m].long(), minlength=K) / len(codes) for m, K in enumerate(sizes)]
     use = [[round(share, 4) for share in row.tolist()] for row in shares]
-    return {"n_codes": len(torch.unique(codes, dim=0)), "n_coded": len(codes), "code_use": use}
+    return {"n_codes": len({row.tobytes() for row in codes.numpy()}), "n_coded": len(codes), "code_use": use}
 
 
 def pair_precision_recall(predicted: Array, same: Array) -> tuple[float, float]:

@@ -29,7 +29,7 @@ POSITIVE = (
 )
 CALIBRATE_EVERY = 4  # steps; each batch would tell nearly the same
 CLASSIFIER_ITEMS = 20_000  # labelled items from which the class embeddings are learned, at most
-DIAGNOSED_ITEMS = 1_024  # items whose codes are counted after each epoch, at most
+DIAGNOSED_ITEMS = 512  # items whose codes are counted after each epoch, at most
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
