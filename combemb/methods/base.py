@@ -115,17 +115,22 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         labels = read_labels(np.full(len(given.x), -1) if labels is None else labels, len(given.x))
         self.check(given.x, labels)
         check_finite(given.x, progress=progress)
+        config = {**self._config(labels.classes), "data": _fingerprint(given.x, labels)}
+        is_resumed = run is not None and resume and run.has_config()
+        if run and is_resumed:
+            _require_same(run, config)
         self.__dict__.pop("classes_", None)  # not fitted until the data have passed
         with processes.joined(resolved(self.device)):
-            self._begin(given.x, labels, progress)
-            if run:
-                config = {**self._config(labels.classes), "data": _fingerprint(given.x, labels)}
-                self._open(run, config, resume)
-            self.classes_ = labels.classes
-            if run and run.is_complete():
+            if run and is_resumed and run.is_complete():
+                self.classes_, self.log_ = labels.classes, run.log()
                 self.restore(run.weights())
-                self.log_ = run.log()
                 return self
+            self._begin(given.x, labels, progress)
+            processes.wait_for_all()
+            if run and not is_resumed and processes.is_first():
+                run.start(config)
+            processes.wait_for_all()
+            self.classes_ = labels.classes
             self._fit(given.x, labels, run, progress)
             if run and processes.is_first():
                 run.write_report(self.diagnosis(given.x), getattr(self, "log_", []))
@@ -196,17 +201,6 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"combemb": __version__, "method": self._name(), "fields": fields, "classes": classes.tolist()}
 
-    def _open(self, run: Run, config: dict[str, Any], resume: bool) -> None:
-        processes.wait_for_all()
-        if resume and run.has_config():
-            stored = run.config()
-            for key in ("method", "fields", "classes", "data"):
-                if stored.get(key) != config[key]:
-                    raise ValueError(f"cannot resume {run.folder}: {_difference(key, stored.get(key), config[key])}")
-        elif processes.is_first():
-            run.start(config)
-        processes.wait_for_all()
-
     def _require_fitted(self) -> None:
         if not hasattr(self, "classes_"):
             raise ValueError(f"this {type(self).__name__} is not fitted; call fit(x, labels) or load a run folder")
@@ -231,11 +225,14 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
     )
 
 
-def _difference(key: str, stored: Any, now: Any) -> str:
-    if isinstance(stored, dict) and isinstance(now, dict):
-        parts = [name for name in {**stored, **now} if stored.get(name) != now.get(name)]
-        return "; ".join(f"{key} {name} was {stored.get(name)}, now it is {now.get(name)}" for name in parts)
-    return f"{key} was {stored}, now it is {now}"
+def _require_same(run: Run, config: dict[str, Any]) -> None:
+    """ValueError if a run to be resumed was started with other settings or other data."""
+    stored = {"data": {}, **run.config()}
+    parts = {"method": stored["method"], "classes": stored["classes"], **stored["fields"], **stored["data"]}
+    now = {"method": config["method"], "classes": config["classes"], **config["fields"], **config["data"]}
+    changed = [name for name in {**parts, **now} if parts.get(name) != now.get(name)]
+    differences = "; ".join(f"{name} was {parts.get(name)}, now it is {now.get(name)}" for name in changed)
+    require(not changed, f"cannot resume {run.folder}: {differences}")
 
 
 def _plain(value: Any) -> Any:
