@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 # np.array(["cat", -1]) holds the string "-1"; taken as a class, it would swallow all unlabelled items.
@@ -19,10 +20,12 @@ class Labels:
 
     classes (C,): the sorted names, int64 or an object array of str; the column numbers when multi-label.
     values: (N,) int64 positions in `classes`, -1 = unlabelled; or, multi-label, (N, C) float32 of 0/1 with rows of -1.
+    given: the dtype in which a multi-label table came.
     """
 
     classes: np.ndarray
     values: np.ndarray
+    given: npt.DTypeLike = np.float32
 
     def __len__(self) -> int:
         return len(self.values)
@@ -50,7 +53,7 @@ class Labels:
     def names(self, values: np.ndarray) -> np.ndarray:
         """Values in the user's form: class names, with -1 (int classes) or None (strings) for unlabelled items."""
         if self.is_multi:
-            return values
+            return values.astype(self.given)
         unlabelled = None if self.classes.dtype == object else -1
         out = np.full(len(values), unlabelled, dtype=self.classes.dtype)
         out[values >= 0] = self.classes[values[values >= 0]]
@@ -144,7 +147,7 @@ def _read_multi(raw: np.ndarray) -> Labels:
     empty = np.flatnonzero((raw == 0).all(axis=1))
     if len(empty) > 0:
         raise ValueError(f"row {empty[0]} of the (N, C) labels has no class; mark it unlabelled with a row of -1")
-    return Labels(classes=np.arange(n_classes), values=raw.astype(np.float32))
+    return Labels(classes=np.arange(n_classes), values=raw.astype(np.float32), given=raw.dtype)
 
 
 def _read_ints(raw: np.ndarray) -> Labels:

@@ -214,3 +214,12 @@ def test_seen_classes_are_counted_among_the_labelled_items():
     labels = Labels(classes=np.arange(3), values=np.array([0, 1, -1]))  # nobody has class 2
     with pytest.raises(ValueError, match="found 2 seen classes"):
         require_partly_labelled(labels, 3)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.float64])
+def test_several_labels_come_back_in_the_type_they_came_in(dtype):
+    given = np.array([[0, 1], [1, 1], [-1, -1]], dtype=dtype)
+    labels = read_labels(given, 3)
+    back = labels.names(labels.values)
+    assert back.dtype == dtype
+    np.testing.assert_array_equal(back, given)
