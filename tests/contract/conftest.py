@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
+
+from tests.contract.quick import NAMES, small
 
 N_SEEN, N_NOVEL, PER_CLASS, F = 5, 2, 40, 24
 
@@ -48,3 +51,38 @@ def plain() -> Toy:
 @pytest.fixture(scope="session", params=[1, 3], ids=["plain", "views"])
 def toy(request) -> Toy:
     return make_toy(request.param)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def run(name, toy, tmp_path_factory):
+    """A method fitted long enough to be good, and its run folder."""
+    folder = tmp_path_factory.mktemp(name) / "run"
+    return small(name, epochs=15).fit(toy.x, toy.labels, folder=folder), folder
+
+
+@pytest.fixture
+def fitted(run):
+    return run[0]
+
+
+@pytest.fixture(scope="module")
+def reference(name, toy) -> torch.Tensor:
+    """What a short fit of the toy data gives."""
+    return small(name).fit(toy.x, toy.labels).embed(toy.x)
+
+
+@pytest.fixture(scope="module")
+def plain_reference(name, plain) -> torch.Tensor:
+    return small(name).fit(plain.x, plain.labels).embed(plain.x)
+
+
+@pytest.fixture
+def coded(fitted):
+    if fitted.task == "discovery":
+        pytest.skip("a method without codes")
+    return fitted
