@@ -7,7 +7,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-AT_MOST = {"pair_precision", "pair_recall", "threshold"}
 APART = {"epoch", "loss", "items_per_second", "n_codes", "n_coded", "code_use", "positives_per_anchor"}
 
 
@@ -15,14 +14,18 @@ def draw_curves(log: list[dict[str, Any]], path: Path) -> None:
     """Draw a log, one record per epoch, to a PNG file."""
     figure = Figure(figsize=(12, 3.2), layout="constrained")
     losses, pairs, counts, use = figure.subplots(1, 4, width_ratios=[3, 3, 3, 2])
-    _lines(losses, log, [name for name in log[0] if name not in APART | AT_MOST], "loss terms")
-    _lines(pairs, log, [name for name in log[0] if name in AT_MOST], "pair rules on labelled pairs")
+    _lines(losses, log, [name for name in log[0] if name not in APART and not _is_share(name)], "loss terms")
+    _lines(pairs, log, [name for name in log[0] if _is_share(name)], "pair rules on labelled pairs")
     pairs.set_ylim(0, 1.02)
     _lines(counts, log, [name for name in ("positives_per_anchor", "n_codes") if name in log[0]], "counts")
     if counts.lines:
         counts.set_yscale("log")
     _heat(use, log[-1].get("code_use"))
     figure.savefig(path, dpi=110, format="png")
+
+
+def _is_share(name: str) -> bool:
+    return name.endswith(("_precision", "_recall")) or name == "threshold"
 
 
 def _lines(axes: Axes, log: list[dict[str, Any]], names: list[str], title: str) -> None:

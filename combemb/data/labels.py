@@ -50,6 +50,16 @@ class Labels:
             return np.asarray(values / values.sum(axis=1, keepdims=True), dtype=np.float32)
         return np.asarray(values[:, None] == np.arange(len(self.classes)), dtype=np.float32)
 
+    def labelled_rows(self, at_most: int, rng: np.random.Generator) -> np.ndarray:
+        """Labelled items in random order; if there are more than `at_most`, as many of each class as that allows."""
+        rows = rng.permutation(np.flatnonzero(self.is_labelled))
+        if len(rows) <= at_most:
+            return rows
+        per_class = max(at_most // len(self.classes), 1)
+        values = self.values[rows]
+        members = [values[:, c] == 1 if self.is_multi else values == c for c in range(len(self.classes))]
+        return np.unique(np.concatenate([rows[has][:per_class] for has in members]))
+
     def names(self, values: np.ndarray) -> np.ndarray:
         """Values in the user's form: class names, with -1 (int classes) or None (strings) for unlabelled items."""
         if self.is_multi:

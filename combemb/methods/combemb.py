@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -119,7 +120,7 @@ class CombEmb(DeepMethod):
     def prepare(self, data: PartlyLabelled) -> None:
         """Draw the meta-class sets (Eq. 1) from the weights of a classifier on the labelled items."""
         rng = np.random.default_rng(self.seed)
-        rows = rng.permutation(np.flatnonzero(data.labels.is_labelled))[:CLASSIFIER_ITEMS]
+        rows = data.labels.labelled_rows(CLASSIFIER_ITEMS, rng)
         membership = torch.from_numpy(data.labels.membership(rows))  # (n, columns of the labels)
         seen = membership.sum(dim=0) > 0  # a multi-label column may have no item at all
         embeddings = class_embeddings(
@@ -165,16 +166,16 @@ class CombEmb(DeepMethod):
 
     def positives(self, pi: Tensor, batch: Batch, rows: slice) -> Tensor:
         """Which items the rules take to be of a row's kind. pi (all B, D) of unit length -> (rows, all B) bool."""
-        masks = []
-        if "similar" in self.pair_rules:
-            masks.append(similar(pi, self._net.threshold, rows))
-        if "neighbours" in self.pair_rules:
-            features = processes.gather(unit(batch.x[:, : self.neighbour_features]))
-            masks.append(mutual_neighbours(features, self.n_neighbours, rows))
-        united = masks[0] if len(masks) == 1 else masks[0] | masks[1]
+        united = reduce(torch.logical_or, [self._pairs(rule, pi, batch, rows) for rule in self.pair_rules])
         if not self.include_self:
             united[:, rows].fill_diagonal_(False)
         return united
+
+    def _pairs(self, rule: str, pi: Tensor, batch: Batch, rows: slice) -> Tensor:
+        if rule == "similar":
+            return similar(pi, self._net.threshold, rows)
+        features = processes.gather(unit(batch.x[:, : self.neighbour_features]))
+        return mutual_neighbours(features, self.n_neighbours, rows)
 
     def _calibrate(self, pi: Tensor, batch: Batch) -> None:
         """Move gamma towards the smallest one that is precise on this batch's labelled pairs, unless it is given."""
@@ -197,7 +198,10 @@ class CombEmb(DeepMethod):
         """How many positives an anchor has, how right the pair rules are on labelled pairs, how the codes are used."""
         pi = processes.gather(unit(self._pi(batch.x, prototype_matrix(unit(self._net.prototypes)))))
         positives = self.positives(pi, batch, slice(None))
-        precision, recall = pair_precision_recall(_labelled(positives, batch), self._same_class(batch))
+        same = self._same_class(batch)
+        precision, recall = pair_precision_recall(_labelled(positives, batch), same)
+        masks = {rule: self._pairs(rule, pi, batch, slice(None)) for rule in self.pair_rules}
+        apart = {f"{rule}_precision": pair_precision_recall(_labelled(m, batch), same)[0] for rule, m in masks.items()}
         per_item = positives.sum(dim=1).float().view(processes.world_size(), -1)  # (processes, B)
         first = batch.n_labelled if self.anchors == "unlabelled" else 0
         rows = torch.linspace(0, len(data.items) - 1, min(len(data.items), DIAGNOSED_ITEMS)).long()
@@ -208,6 +212,7 @@ class CombEmb(DeepMethod):
             "positives_per_anchor": float(per_item[:, first:].mean()),
             "pair_precision": precision,
             "pair_recall": recall,
+            **apart,
             **code_use(codes, codebook.sizes),
         }
 

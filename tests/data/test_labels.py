@@ -223,3 +223,15 @@ def test_several_labels_come_back_in_the_type_they_came_in(dtype):
     back = labels.names(labels.values)
     assert back.dtype == dtype
     np.testing.assert_array_equal(back, given)
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_a_bounded_choice_of_labelled_rows_has_every_class(multi):
+    targets = np.array([0] * 500 + [1] * 3 + [2] * 97 + [-1] * 50)
+    given = np.where(targets[:, None] < 0, -1, targets[:, None] == np.arange(3)).astype(int) if multi else targets
+    labels = read_labels(given, 650)
+    rows = labels.labelled_rows(60, np.random.default_rng(0))
+    assert np.bincount(targets[rows]).tolist() == [20, 3, 20]
+    assert len(set(rows.tolist())) == len(rows)
+    everyone = labels.labelled_rows(600, np.random.default_rng(0))
+    assert sorted(everyone.tolist()) == list(range(600))
