@@ -166,16 +166,19 @@ class CombEmb(DeepMethod):
 
     def positives(self, pi: Tensor, batch: Batch, rows: slice) -> Tensor:
         """Which items the rules take to be of a row's kind. pi (all B, D) of unit length -> (rows, all B) bool."""
-        united = reduce(torch.logical_or, [self._pairs(rule, pi, batch, rows) for rule in self.pair_rules])
-        if not self.include_self:
-            united[:, rows].fill_diagonal_(False)
-        return united
+        return self._united([self._pairs(rule, pi, batch, rows) for rule in self.pair_rules], rows)
 
     def _pairs(self, rule: str, pi: Tensor, batch: Batch, rows: slice) -> Tensor:
         if rule == "similar":
             return similar(pi, self._net.threshold, rows)
         features = processes.gather(unit(batch.x[:, : self.neighbour_features]))
         return mutual_neighbours(features, self.n_neighbours, rows)
+
+    def _united(self, masks: list[Tensor], rows: slice) -> Tensor:
+        united = reduce(torch.logical_or, masks)
+        if not self.include_self:
+            united[:, rows].fill_diagonal_(False)
+        return united
 
     def _calibrate(self, pi: Tensor, batch: Batch) -> None:
         """Move gamma towards the smallest one that is precise on this batch's labelled pairs, unless it is given."""
@@ -197,10 +200,10 @@ class CombEmb(DeepMethod):
     def diagnostics(self, batch: Batch, data: PartlyLabelled) -> dict[str, Any]:
         """How many positives an anchor has, how right the pair rules are on labelled pairs, how the codes are used."""
         pi = processes.gather(unit(self._pi(batch.x, prototype_matrix(unit(self._net.prototypes)))))
-        positives = self.positives(pi, batch, slice(None))
         same = self._same_class(batch)
-        precision, recall = pair_precision_recall(_labelled(positives, batch), same)
         masks = {rule: self._pairs(rule, pi, batch, slice(None)) for rule in self.pair_rules}
+        positives = self._united(list(masks.values()), slice(None))
+        precision, recall = pair_precision_recall(_labelled(positives, batch), same)
         apart = {f"{rule}_precision": pair_precision_recall(_labelled(m, batch), same)[0] for rule, m in masks.items()}
         per_item = positives.sum(dim=1).float().view(processes.world_size(), -1)  # (processes, B)
         first = batch.n_labelled if self.anchors == "unlabelled" else 0
