@@ -2,12 +2,12 @@
 
 import ast
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from combemb import demo as digits_demo
 from combemb import methods, processes
@@ -37,6 +36,7 @@ InputFile = Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help=INPUT)]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fitted run.")]
 OutputFile = Annotated[Path, typer.Option("--out", "-o", help="File to write: .npy, or .parquet with the ids.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
+COLUMNS = {"embed": "embedding", "encode": "code"}  # of a Parquet file
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
@@ -94,15 +94,7 @@ def embed(
     Example: `combemb embed runs/photos new.npy --out new-z.npy`
     """
     with errors_shown():
-        _apply(
-            run,
-            embeddings,
-            file,
-            work=lambda model, x: model.embed(x, progress=not quiet),
-            column="embedding",
-            overwrite=overwrite,
-            quiet=quiet,
-        )
+        _apply("embed", run, embeddings, file, overwrite=overwrite, quiet=quiet)
 
 
 @app.command()
@@ -114,15 +106,7 @@ def encode(
     Example: `combemb encode runs/photos new.npy --out new-codes.npy`
     """
     with errors_shown():
-        _apply(
-            run,
-            embeddings,
-            file,
-            work=lambda model, x: model.encode(x, progress=not quiet),
-            column="code",
-            overwrite=overwrite,
-            quiet=quiet,
-        )
+        _apply("encode", run, embeddings, file, overwrite=overwrite, quiet=quiet)
 
 
 @app.command(name="settings")
@@ -210,14 +194,7 @@ def _int(text: str) -> int | None:
 
 
 def _apply(
-    run: Path,
-    source: Path,
-    target: Path,
-    *,
-    work: Callable[[Method, np.ndarray], Tensor],
-    column: str,
-    overwrite: bool,
-    quiet: bool,
+    verb: Literal["embed", "encode"], run: Path, source: Path, target: Path, *, overwrite: bool, quiet: bool
 ) -> None:
     if target.suffix not in {".npy", ".parquet"}:
         raise ValueError(f"cannot write {target}: unknown ending {target.suffix!r}; use .npy or .parquet")
@@ -227,8 +204,8 @@ def _apply(
         raise ValueError(f"there is no folder {target.parent}; make it first")
     model = methods.load(run)
     given = read_embeddings(source)
-    rows = work(model, given.x).numpy()
-    write = _write_npy if target.suffix == ".npy" else partial(_write_parquet, given=given, column=column)
+    rows = getattr(model, verb)(given.x, progress=not quiet).numpy()
+    write = _write_npy if target.suffix == ".npy" else partial(_write_parquet, given=given, column=COLUMNS[verb])
     write_atomically(target, partial(write, rows))
     if not quiet:
         out.print(f"{len(rows)} rows of {rows.shape[1]} {rows.dtype} written to {target}", soft_wrap=True)

@@ -79,10 +79,3 @@ def reference(name, toy) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def plain_reference(name, plain) -> torch.Tensor:
     return small(name).fit(plain.x, plain.labels).embed(plain.x)
-
-
-@pytest.fixture
-def coded(fitted):
-    if fitted.task == "discovery":
-        pytest.skip("a method without codes")
-    return fitted

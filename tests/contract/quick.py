@@ -7,6 +7,7 @@ from combemb import methods
 
 NAMES = methods.names()
 TRAINED = [name for name in NAMES if "epochs" in {f.name for f in dataclasses.fields(methods.get(name))}]
+CODED = [name for name in NAMES if methods.get(name).task != "discovery"]
 BITS = 12
 
 

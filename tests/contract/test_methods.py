@@ -11,9 +11,8 @@ import torch
 from sklearn.base import clone
 
 from combemb import methods
-from combemb.codes import Codebook
 from combemb.metrics import code_retrieval, float_retrieval
-from tests.contract.quick import BITS, small
+from tests.contract.quick import BITS, CODED, small
 
 # The class
 
@@ -101,21 +100,21 @@ def test_only_the_clean_view_is_embedded(fitted, toy):
         assert torch.equal(fitted.embed(toy.x[:, None]), fitted.embed(toy.x))
 
 
-def test_codes_have_the_bits_that_were_asked_for(coded, toy):
-    codebook, codes = coded.codebook, coded.encode(toy.x)
-    assert codebook.bits == coded.bits == BITS
-    assert coded.embed(toy.x).shape[1] == codebook.words.shape[0] * codebook.words.shape[2]
+@pytest.mark.parametrize("name", CODED, indirect=True, scope="module")
+def test_codes_have_the_bits_that_were_asked_for(fitted, toy):
+    codebook, codes = fitted.codebook, fitted.encode(toy.x)
+    assert codebook.bits == fitted.bits == BITS
+    assert fitted.embed(toy.x).shape[1] == codebook.words.shape[0] * codebook.words.shape[2]
     assert codes.dtype == torch.uint8
     assert codes.shape == (len(toy.x), len(codebook.sizes))
     assert (codes.long() < torch.tensor(codebook.sizes)).all()
-    assert torch.equal(codes, codebook.encode(coded.embed(toy.x)))
+    assert torch.equal(codes, codebook.encode(fitted.embed(toy.x)))
 
 
-def test_encoding_undoes_decoding(coded, toy):
-    if not isinstance(coded.codebook, Codebook):
-        pytest.skip("a local codebook may choose another cell")
-    codes = coded.encode(toy.x)
-    assert torch.equal(coded.codebook.encode(coded.codebook.decode(codes)), codes)
+@pytest.mark.parametrize("name", CODED, indirect=True, scope="module")
+def test_encoding_undoes_decoding(fitted, toy):
+    codes = fitted.encode(toy.x)
+    assert torch.equal(fitted.codebook.encode(fitted.codebook.decode(codes)), codes)
 
 
 def test_novel_classes_are_found(fitted, toy):
