@@ -19,8 +19,8 @@ from rich.table import Table
 from combemb import demo as digits_demo
 from combemb import methods, processes
 from combemb.data.embeddings import Embeddings, read_embeddings
+from combemb.files import write_atomically
 from combemb.methods.base import Method
-from combemb.runs import write_atomically
 from combemb.training import Diverged
 
 app = typer.Typer(

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from combemb.codes import Codebook
 from combemb.data import open_set_split, sources
+from combemb.files import write_atomically
 from combemb.methods.base import Method
 from combemb.methods.combemb import CombEmb
 from combemb.methods.itq import ITQ
 from combemb.metrics import Retrieval, code_retrieval, float_retrieval
-from combemb.runs import write_atomically
 
 BITS = 24
 PICTURE = "search.png"

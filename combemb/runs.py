@@ -1,9 +1,6 @@
 """The run folder: one fitted model with its configuration, weights and log. No file in it is ever half-written."""
 
 import json
-import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +9,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from combemb.curves import draw_curves
+from combemb.files import write_atomically, write_json
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CHECKPOINT, LOG = "run.json", "weights.safetensors", "checkpoint.safetensors", "metrics.jsonl"
 DIAGNOSIS, CURVES = "diagnosis.json", "training.png"
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary neighbour, then put it in the place of `path` in one step."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda temporary: _ignore(temporary.write_text(text)))
-
-
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
     """Write tensors as safetensors, atomically."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
-
-
-def _ignore(_: object) -> None:
-    return None
 
 
 class Run:
@@ -135,7 +108,7 @@ class Run:
         tensors = _read_tensors(path)
         epoch = int(tensors.pop("epoch"))
         kept = "".join(json.dumps(record) + "\n" for record in self.log() if record["epoch"] <= epoch)
-        write_atomically(self.folder / LOG, lambda temporary: _ignore(temporary.write_text(kept)))
+        write_atomically(self.folder / LOG, lambda temporary: temporary.write_text(kept))
         return epoch, tensors
 
     def append_log(self, record: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from combemb.files import write_json
 from combemb.runs import (
     CHECKPOINT,
     CONFIG,
@@ -19,8 +20,6 @@ from combemb.runs import (
     LOG,
     WEIGHTS,
     Run,
-    write_atomically,
-    write_json,
     write_tensors,
 )
 
@@ -46,53 +45,13 @@ def record(epoch: int) -> dict[str, float]:
 # Writing
 
 
-def test_a_file_is_replaced_in_one_step(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-    reader = path.open()
-
-    def write(temporary: Path) -> None:
-        temporary.write_text("ne")
-        assert temporary.parent == tmp_path, "a rename is one step inside one file system only"
-        assert path.read_text() == "old"
-        temporary.write_text("new")
-        assert path.read_text() == "old"
-
-    write_atomically(path, write)
-    assert path.read_text() == "new"
-    assert names(tmp_path) == {"file"}
-    with reader:
-        assert reader.read() == "old", "whoever had it open must not see a mixture"
-
-
-def test_a_new_file_can_be_read_by_others(tmp_path):
-    write_json(tmp_path / "file", {})
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
-
-
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
-@pytest.mark.parametrize("old", ["old", None], ids=["replacing", "new"])
-def test_a_crash_while_writing_leaves_what_was_there(tmp_path, error, old):
-    path = tmp_path / "file"
-    if old:
-        path.write_text(old)
-
-    def write(temporary: Path) -> None:
-        temporary.write_text("ne")
-        raise error
-
-    with pytest.raises(type(error)):
-        write_atomically(path, write)
-    assert names(tmp_path) == ({"file"} if old else set())
-    assert not old or path.read_text() == old
-
-
 def test_a_kill_while_writing_leaves_what_was_there(run):
     run.write_weights(TENSORS)
     code = """
 import os, signal, sys
 from pathlib import Path
-from combemb.runs import WEIGHTS, write_atomically
+from combemb.files import write_atomically
+from combemb.runs import WEIGHTS
 
 def write(temporary):
     temporary.write_bytes(b"half of the ")
@@ -107,16 +66,6 @@ write_atomically(Path(sys.argv[1]) / WEIGHTS, write)
     run.check_free(overwrite=True, resume=False)
     run.start({"method": "itq"})
     assert names(run.folder) == {CONFIG}, "a new run also removes what a killed one left"
-
-
-def test_json_that_is_not_json_is_not_written(tmp_path):
-    write_json(tmp_path / "file", {"a": [1, "ä"]})
-    assert json.loads((tmp_path / "file").read_text()) == {"a": [1, "ä"]}
-    for value in (float("nan"), float("inf"), object()):
-        with pytest.raises((ValueError, TypeError)):
-            write_json(tmp_path / "file", {"a": value})
-        assert json.loads((tmp_path / "file").read_text()) == {"a": [1, "ä"]}
-    assert names(tmp_path) == {"file"}
 
 
 def test_tensors_come_back_as_they_were(run):
