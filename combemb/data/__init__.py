@@ -1,7 +1,20 @@
-"""Reading what the user gives: embeddings, labels that cover some classes, and open-set splits of labelled data."""
+"""Reading what the user gives: images, embeddings, labels that cover some classes, and open-set splits."""
 
 from combemb.data.embeddings import Embeddings, read_embeddings
+from combemb.data.folders import is_images, read_images
+from combemb.data.images import BrokenImage, Images
 from combemb.data.labels import Labels, read_labels
 from combemb.data.splits import OpenSetSplit, open_set_split
 
-__all__ = ["Embeddings", "Labels", "OpenSetSplit", "open_set_split", "read_embeddings", "read_labels"]
+__all__ = [
+    "BrokenImage",
+    "Embeddings",
+    "Images",
+    "Labels",
+    "OpenSetSplit",
+    "is_images",
+    "open_set_split",
+    "read_embeddings",
+    "read_images",
+    "read_labels",
+]

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.datasets import load_digits
 
-from combemb.data import sources
+from combemb.data import Images, sources
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,7 @@ def test_every_fifth_image_is_a_test_image(source):
     np.testing.assert_array_equal(source.test_targets, targets[test])
     np.testing.assert_array_equal(source.train_targets, targets[train])
     assert source.name == "digits"
+    assert source.class_names.tolist() == list("0123456789")
 
 
 def test_shapes_types_and_range(source):
@@ -65,8 +67,178 @@ def test_one_view_is_the_clean_one(source):
 
 
 def test_unknown_names_list_the_choices():
-    assert "digits" in sources.names()
+    assert sources.names() == ["cifar10", "cifar100", "cub200", "digits", "nus_wide", "tiny_imagenet"]
     with pytest.raises(ValueError, match=r"dataset 'digit' is unknown; choose one of .*digits"):
         sources.load("digit")
     with pytest.raises(ValueError, match="n_views=0; use at least 1"):
         sources.load("digits", n_views=0)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "cub200", "nus_wide", "tiny_imagenet"])
+def test_a_path_that_is_missing_or_holds_something_else_says_what_is_expected(tmp_path, name):
+    with pytest.raises(ValueError, match=f"dataset '{name}' needs the path"):
+        sources.load(name)
+    with pytest.raises(ValueError, match=f"there is no .*nowhere; give the path where .*'{name}'"):
+        sources.load(name, tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"is not [-A-Za-z0-9 ]+: expected .*"):
+        sources.load(name, str(tmp_path))
+
+
+def test_the_digits_are_read_from_no_path(tmp_path):
+    with pytest.raises(ValueError, match="dataset 'digits' comes with the package"):
+        sources.load("digits", tmp_path)
+
+
+def write_image(path, colour=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (colour, colour, colour)).save(path)
+
+
+def colours(images):
+    """The grey level of each image."""
+    return [images.read(i).getpixel((4, 4))[0] for i in range(len(images))]
+
+
+# Tiny ImageNet
+
+
+def write_tiny_imagenet(folder):
+    """Three classes with two training images and one or two validation images each, in the published layout."""
+    wnids = ["n02124075", "n01443537", "n04067472"]  # not sorted, as published
+    folder.mkdir(parents=True)
+    (folder / "wnids.txt").write_text("\n".join(wnids) + "\n")
+    words = [
+        "n00001740\tentity",
+        "n01443537\tgoldfish, Carassius auratus",
+        "n02124075\tEgyptian cat",
+        "n04067472\treel",
+    ]
+    (folder / "words.txt").write_text("\n".join(words) + "\n")
+    for c, wnid in enumerate(wnids):
+        for i in range(2):
+            write_image(folder / f"train/{wnid}/images/{wnid}_{i}.JPEG", 100 + 10 * c + i)
+        (folder / f"train/{wnid}/{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t10\t63\t58\n")
+    rows = [("val_0.JPEG", 2), ("val_10.JPEG", 0), ("val_2.JPEG", 1), ("val_3.JPEG", 0)]
+    for i, (name, _) in enumerate(rows):
+        write_image(folder / "val/images" / name, 200 + i)
+    lines = [f"{name}\t{wnids[c]}\t0\t32\t44\t62\n" for name, c in rows]
+    (folder / "val/val_annotations.txt").write_text("".join(lines))
+    write_image(folder / "test/images/test_0.JPEG")  # published without labels, and therefore not read
+    return folder
+
+
+@pytest.mark.parametrize("is_above", [True, False])
+def test_tiny_imagenet_is_read(tmp_path, is_above):
+    folder = write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
+    source = sources.load("tiny_imagenet", tmp_path if is_above else folder)
+    assert source.name == "tiny_imagenet"
+    assert source.class_names.tolist() == ["Egyptian cat", "goldfish, Carassius auratus", "reel"]
+    assert source.train_targets.tolist() == [1, 1, 0, 0, 2, 2]
+    assert colours(source.train_x) == [110, 111, 100, 101, 120, 121]
+    assert source.test_targets.tolist() == [2, 0, 1, 0]
+    assert colours(source.test_x) == [200, 201, 202, 203]
+    assert source.train_x.ids[0] == "train/n01443537/images/n01443537_0.JPEG"
+    assert source.test_x.ids[1] == "val/images/val_10.JPEG"
+    assert source.train_x.labels is source.test_x.labels is None
+
+
+def test_tiny_imagenet_with_a_class_that_is_not_listed_is_refused(tmp_path):
+    folder = write_tiny_imagenet(tmp_path / "tiny")
+    (folder / "wnids.txt").write_text("n02124075\nn01443537\n")
+    with pytest.raises(ValueError, match="names 'n04067472', which is none of the 2 known ones"):
+        sources.load("tiny_imagenet", folder)
+    (folder / "words.txt").unlink()
+    with pytest.raises(ValueError, match=r"cannot read .*words.txt: .*No such file"):
+        sources.load("tiny_imagenet", folder)
+
+
+# CUB-200-2011
+
+
+def write_cub200(folder):
+    """Three classes, five images, in the published layout."""
+    folder.mkdir(parents=True)
+    files = [
+        "001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg",
+        "001.Black_footed_Albatross/Black_Footed_Albatross_0009_34.jpg",
+        "002.Laysan_Albatross/Laysan_Albatross_0002_1027.jpg",
+        "010.Red_winged_Blackbird/Red_Winged_Blackbird_0017_4116.jpg",
+        "002.Laysan_Albatross/Laysan_Albatross_0003_1033.jpg",
+    ]
+    texts = {
+        "images.txt": [f"{i} {file}" for i, file in enumerate(files, start=1)],
+        "image_class_labels.txt": ["1 1", "2 1", "3 2", "4 10", "5 2"],
+        "classes.txt": ["1 001.Black_footed_Albatross", "2 002.Laysan_Albatross", "10 010.Red_winged_Blackbird"],
+        "train_test_split.txt": ["1 0", "2 1", "3 1", "4 1", "5 0"],  # 1 is for training
+        "bounding_boxes.txt": ["1 60.0 27.0 325.0 304.0"],
+    }
+    for name, lines in texts.items():
+        (folder / name).write_text("\n".join(lines) + "\n")
+    for i, file in enumerate(files, start=1):
+        write_image(folder / "images" / file, 50 * i)
+    return folder
+
+
+@pytest.mark.parametrize("is_above", [True, False])
+def test_cub200_is_read(tmp_path, is_above):
+    folder = write_cub200(tmp_path / "CUB_200_2011")
+    source = sources.load("cub200", tmp_path if is_above else folder)
+    assert source.class_names.tolist() == [
+        "001.Black_footed_Albatross",
+        "002.Laysan_Albatross",
+        "010.Red_winged_Blackbird",
+    ]
+    assert source.train_targets.tolist() == [0, 1, 2]
+    assert colours(source.train_x) == [100, 150, 200]
+    assert source.test_targets.tolist() == [0, 1]
+    assert colours(source.test_x) == [50, 250]
+    assert source.test_x.ids[0] == "001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg"
+    assert source.train_x.labels is source.test_x.labels is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("image_class_labels.txt", "1 1\n2 1\n", "image_class_labels.txt and images.txt name different images"),
+        ("image_class_labels.txt", "1 1\n2 1\n3 2\n4 7\n5 2\n", "names '7', which is none of the 3 known ones"),
+        ("train_test_split.txt", "1 0\n2 1\n3 1\n4 x\n5 0\n", "train_test_split.txt names 'x'"),
+        ("images.txt", "\n", "images.txt is empty"),
+        ("classes.txt", None, "cannot read .*classes.txt"),
+        ("classes.txt", "1\n2\n10\n", "classes.txt, line 1: expected 2 fields, found 1"),
+    ],
+)
+def test_cub200_whose_files_do_not_fit_together_is_refused(tmp_path, name, text, message):
+    folder = write_cub200(tmp_path / "CUB_200_2011")
+    if text is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        sources.load("cub200", folder)
+
+
+# image folders
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "cub200"])
+def test_a_divided_image_folder_is_read(tmp_path, name):
+    for i, file in enumerate(["train/dog/1", "train/dog/2", "train/cat/1", "test/cat/1", "test/ship/1"]):
+        write_image(tmp_path / f"{file}.png", 10 + i)
+    source = sources.load(name, tmp_path)
+    assert source.name == name
+    assert source.class_names.tolist() == ["cat", "dog", "ship"]
+    assert source.train_targets.tolist() == [0, 1, 1]
+    assert colours(source.train_x) == [12, 10, 11]
+    assert source.test_targets.tolist() == [0, 2]
+    assert source.test_x.ids.tolist() == ["test/cat/1.png", "test/ship/1.png"]
+    assert isinstance(source.train_x, Images)
+    assert source.train_x.labels is source.train_x.is_test is source.test_x.labels is None
+
+
+def test_an_image_folder_with_images_outside_of_classes_is_refused(tmp_path):
+    for name in ("train/cat/1", "train/2", "test/cat/3"):
+        write_image(tmp_path / f"{name}.png")
+    with pytest.raises(
+        ValueError, match="not divided into train/<class>/ and test/<class>/ with every image in a class"
+    ):
+        sources.load("cub200", tmp_path)

@@ -1,0 +1,131 @@
+"""Images from a folder, whose sub-folders are the classes, from a manifest, or from an array file."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from combemb.data.images import Images, image_suffixes
+from combemb.data.manifests import MANIFEST_SUFFIXES, PARQUET_SUFFIXES, read_manifest
+
+UNLABELLED = ("unlabelled", "unlabeled")
+PARTS = ({"train", "test"}, {"train", "val"})
+
+
+def read_images(path: str | Path) -> Images:
+    """Read an image folder; a manifest, `.csv` or Parquet, with a column `path`; or `.npy` with (N, H, W, 3) of uint8.
+
+    Folder: each sub-folder is a class, with all that lies below it; loose images and those in `unlabelled/` have no
+    label. If it holds exactly `train/` and `test/` (or `val/`) with sub-folders, these are read so, and `is_test` is
+    set. Images come in the order of their paths, and ids are the paths below the folder. Hidden files and those whose
+    suffix is no image's are passed over; links are followed, but not in circles.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _read_folder(path)
+    if path.suffix.lower() in MANIFEST_SUFFIXES:
+        return read_manifest(path)
+    if path.suffix.lower() == ".npy":
+        return _read_npy(path)
+    if not path.exists():
+        raise ValueError(f"cannot read {path}: there is no such file or folder")
+    raise ValueError(
+        f"cannot read {path}: unknown suffix {path.suffix!r}; give an image folder, a manifest "
+        f"({', '.join(MANIFEST_SUFFIXES)}) or .npy"
+    )
+
+
+def is_images(path: str | Path) -> bool:
+    """Whether `read_images` is to read this path: a folder, a manifest, or an array file of four dimensions.
+
+    A Parquet file is a manifest if it has a column `path` and no `embedding`.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if path.is_dir() or suffix == ".csv":
+        return True
+    try:
+        if suffix in PARQUET_SUFFIXES:
+            names = pq.read_schema(path).names
+            return "path" in names and "embedding" not in names
+        return suffix == ".npy" and np.lib.format.open_memmap(path, mode="r").ndim == 4
+    except (OSError, ValueError):  # damaged or missing: for the reader of embeddings to say
+        return False
+
+
+def image_files(folder: Path) -> list[str]:
+    """The paths of all images below the folder, relative to it, with `/` between the parts, sorted."""
+    return sorted(_walk(folder, "", ()))
+
+
+def _read_npy(path: Path) -> Images:
+    try:
+        pixels = np.lib.format.open_memmap(path, mode="r")
+        return Images(pixels=pixels)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}; expected one array (N, H, W, 3) of uint8") from error
+
+
+def _read_folder(folder: Path) -> Images:
+    part_names = _parts(folder)
+    ids = image_files(folder)
+    if not ids:
+        raise ValueError(f"{folder} holds no images; give a folder with sub-folders of images, one for each class")
+    n_above = 1 if part_names else 0  # levels above the class folders
+    labels = [_label(name.split("/")[n_above:]) for name in ids]
+    class_names = sorted({label for label in labels if label is not None})
+    is_test = np.array([not name.startswith("train/") for name in ids]) if part_names else None
+    return Images(
+        files=[folder / name for name in ids],
+        ids=np.array(ids),
+        labels=np.array(labels, dtype=object) if class_names else None,
+        class_names=np.array(class_names) if class_names else None,
+        is_test=is_test,
+    )
+
+
+def _label(parts: list[str]) -> str | None:
+    return None if len(parts) == 1 or parts[0] in UNLABELLED else parts[0]
+
+
+def _parts(folder: Path) -> set[str] | None:
+    """The names of the folders for training and testing, if the folder is divided so."""
+    names = {entry.name for entry in _visible(folder) if entry.is_dir()}
+    found = names.difference(UNLABELLED)
+    is_divided = any(pair <= found for pair in PARTS) and found <= set().union(*PARTS)
+    if not is_divided or not all(any(e.is_dir() for e in _visible(folder / name)) for name in found):
+        return None
+    has_loose_images = any(_is_image(entry) for entry in _visible(folder))
+    if names not in PARTS or has_loose_images:
+        others = sorted(names.difference(*PARTS)) + ["loose images"] * has_loose_images
+        raise ValueError(
+            f"{folder} holds {', '.join(sorted(found))}"
+            + (f" and {', '.join(others)}" if others else "")
+            + "; give exactly train and test, or train and val, each with a sub-folder for each class; "
+            "images without a label go into train/unlabelled"
+        )
+    return names
+
+
+def _walk(folder: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """Images below the folder; `above` identifies the folders that lead to it, which links may not enter again."""
+    found = folder.stat()
+    here = (found.st_dev, found.st_ino)
+    if here in above:
+        return
+    for entry in _visible(folder):
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", (*above, here))
+        elif _is_image(entry):
+            yield prefix + entry.name
+
+
+def _visible(folder: Path) -> list["os.DirEntry[str]"]:
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
+
+
+def _is_image(entry: "os.DirEntry[str]") -> bool:
+    return not entry.is_dir() and Path(entry.name).suffix.lower() in image_suffixes()
