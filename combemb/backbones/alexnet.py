@@ -1,0 +1,38 @@
+"""AlexNet in its one-column form, which the older hashing papers build on."""
+
+from torch import nn
+
+from combemb.backbones.base import Backbone
+
+
+class AlexNet(Backbone):
+    """Krizhevsky, "One weird trick" (2014): five convolutions, then two layers of 4096; F = 4096 (fc7).
+
+    `conv5` ends with an average pooling to 6x6, which changes nothing at 224 pixels and lets other sizes in. Below 63
+    pixels the last max pooling has nothing left to look at.
+    """
+
+    name = "alexnet"
+    default_size = 224
+    min_size = 63
+    n_features = 4096
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages["conv1"] = nn.Sequential(nn.Conv2d(3, 64, 11, 4, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2))
+        self.stages["conv2"] = nn.Sequential(nn.Conv2d(64, 192, 5, 1, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2))
+        self.stages["conv3"] = nn.Sequential(nn.Conv2d(192, 384, 3, 1, 1), nn.ReLU(inplace=True))
+        self.stages["conv4"] = nn.Sequential(nn.Conv2d(384, 256, 3, 1, 1), nn.ReLU(inplace=True))
+        self.stages["conv5"] = nn.Sequential(
+            nn.Conv2d(256, 256, 3, 1, 1), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2), nn.AdaptiveAvgPool2d(6)
+        )
+        self.stages["fc"] = nn.Sequential(
+            nn.Flatten(),
+            nn.Dropout(),
+            nn.Linear(256 * 6 * 6, 4096),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(inplace=True),
+        )
+        self._initialise()
