@@ -1,8 +1,11 @@
 """What a method asks of the machine: a device, a number of threads, a random start that leaves no trace."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -20,6 +23,19 @@ def resolved(device: str) -> torch.device:
     """The device of that name, auto the first of CUDA, MPS and CPU that is there; torchrun shares several out."""
     name = next(name for name in DEVICES[1:] if is_available(name)) if device == "auto" else device
     return torch.device(name, int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
+
+
+@cache
+def bfloat16_runs(device: torch.device) -> bool:
+    """Whether products in bfloat16 work there; tried in a process of its own, since some CPUs kill it for them."""
+    code = f"import torch; x = torch.ones(64, 64, device={str(device)!r}).bfloat16(); print(float((x @ x).sum()))"
+    tried = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    return tried.returncode == 0
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -1,0 +1,75 @@
+"""Images as the items of a training: pixels of any view, made when they are asked for."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from combemb.data.augmentation import Views
+from combemb.data.colour import coloured
+from combemb.data.images import BrokenImage, Images, refuse_many_broken
+from combemb.progress import Display
+
+
+class ImageItems:
+    """The images of `rows` (all unless given) with as many views as a training may want, every number a fresh one.
+
+    View v of an item has the pixels from which `combemb.backbones.features.extract` makes its features.
+    """
+
+    n_views = 2**16
+    n_rows = 64
+
+    def __init__(self, views: Views, rows: np.ndarray | None = None, n_threads: int = 2):
+        self.views = views
+        self.rows = np.arange(len(views.images)) if rows is None else rows  # positions among the images
+        self.n_threads = n_threads  # that decode; Pillow works outside Python's lock
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
+        """One view of each row. rows (n,), views (n,) or one for all -> (n, 3, size, size) float32 in 0..255.
+
+        BrokenImage names an image that cannot be read.
+        """
+        positions = self.rows[rows.numpy()].tolist()
+        numbers = torch.as_tensor(views).expand(len(positions)).tolist()
+        with ThreadPoolExecutor(self.n_threads) as pool:
+            made = list(pool.map(self._read, positions, numbers))
+        windows, steps = (torch.from_numpy(np.concatenate(part)) for part in zip(*made, strict=True))
+        return coloured(windows, steps)
+
+    def _read(self, position: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            return self.views.read(position, [number])
+        except BrokenImage as error:
+            raise BrokenImage(f"{self.views.images.name(position)}: {error}") from error
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells a resumed run that its images are the same."""
+        return {"images": self.views.images.key, "shape": [len(self)]}
+
+
+def readable(images: Images, progress: bool | None = None, n_threads: int = 2) -> tuple[np.ndarray, dict[int, str]]:
+    """Positions of the images that can be read, and of the others the reasons; ValueError if too many are broken."""
+
+    def reason(i: int) -> str | None:
+        try:
+            images.read(i, at_least=1)
+        except BrokenImage as error:
+            return str(error)
+        return None
+
+    if images.pixels is not None:
+        return np.arange(len(images)), {}
+    broken: dict[int, str] = {}
+    with ThreadPoolExecutor(n_threads) as pool, Display("looking at images", len(images), "images", progress) as shown:
+        for i, why in enumerate(pool.map(reason, range(len(images)))):
+            if why is not None:
+                broken[i] = why
+                refuse_many_broken(broken, images)
+            shown.advance(1)
+    return np.delete(np.arange(len(images)), list(broken)), broken
