@@ -18,8 +18,9 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from combemb import CombEmb
+from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.data.partly_labelled import ArrayItems, PartlyLabelled
+from combemb.data.partly_labelled import PartlyLabelled
 from combemb.training import schedule
 
 N, V, FEATURES, CLASSES, SEEN = 6_000, 3, 256, 10, 7

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from combemb import demo as digits_demo
 from combemb import methods, processes
-from combemb.data.embeddings import Embeddings, read_embeddings
 from combemb.files import write_atomically
 from combemb.methods.base import Method
 from combemb.training import Diverged
@@ -31,8 +31,11 @@ app = typer.Typer(
 )
 out, err = Console(highlight=False), Console(stderr=True, highlight=False)
 
-INPUT = "Embeddings, one row per item: .npy, .npz (x, labels, ids) or .parquet (embedding, label, id)."
-InputFile = Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help=INPUT)]
+INPUT = (
+    "Images: a folder with one sub-folder per class, or a manifest (.csv or .parquet with path, label). "
+    "Or embeddings: .npy, .npz (x, labels, ids) or .parquet (embedding, label, id)."
+)
+Input = Annotated[Path, typer.Argument(metavar="DATA", help=INPUT)]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fitted run.")]
 OutputFile = Annotated[Path, typer.Option("--out", "-o", help="File to write: .npy, or .parquet with the ids.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
@@ -42,12 +45,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 
 @app.command()
 def fit(
-    embeddings: InputFile,
+    data: Input,
     folder: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="Folder that the run is written to.")],
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Labels, if they are not in the embeddings file: .npy, or text with one label per line. "
+            help="Labels, if they are not in the data: .npy, or text with one label per line. "
             "Empty or -1 means unlabelled."
         ),
     ] = None,
@@ -64,19 +67,18 @@ def fit(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Learn from embeddings of which a part is labelled, and write a run folder.
+    """Learn from images or embeddings of which a part is labelled, and write a run folder.
 
-    Example: `combemb fit photos.npz --out runs/photos --bits 48`
+    Example: `combemb fit photos/ --out runs/photos --bits 48`
     """
     with errors_shown():
         quiet = quiet or not processes.is_first()
         cls = methods.get(method)
         chosen = parse_settings(cls, settings or [])
         chosen |= {name: value for name, value in (("bits", bits), ("seed", seed)) if value is not None}
-        given = read_embeddings(embeddings)
-        names = read_label_file(labels) if labels else given.labels
         model = cls(**chosen)
-        model.fit(given.x, names, folder=folder, overwrite=overwrite, resume=resume, progress=not quiet)
+        names = read_label_file(labels) if labels else None
+        model.fit(data, names, folder=folder, overwrite=overwrite, resume=resume, progress=not quiet)
         if not quiet:
             for line in model.summary():
                 out.print(line, soft_wrap=True)
@@ -86,27 +88,23 @@ def fit(
 
 
 @app.command()
-def embed(
-    run: RunFolder, embeddings: InputFile, file: OutputFile, overwrite: Overwrite = False, quiet: Quiet = False
-) -> None:
+def embed(run: RunFolder, data: Input, file: OutputFile, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Map items to vectors of a fitted run: one float32 row per item.
 
-    Example: `combemb embed runs/photos new.npy --out new-z.npy`
+    Example: `combemb embed runs/photos new-photos/ --out new-z.parquet`
     """
     with errors_shown():
-        _apply("embed", run, embeddings, file, overwrite=overwrite, quiet=quiet)
+        _apply("embed", run, data, file, overwrite=overwrite, quiet=quiet)
 
 
 @app.command()
-def encode(
-    run: RunFolder, embeddings: InputFile, file: OutputFile, overwrite: Overwrite = False, quiet: Quiet = False
-) -> None:
+def encode(run: RunFolder, data: Input, file: OutputFile, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
     """Map items to codes of a fitted run: M small integers per item, 12 to 72 bits together.
 
-    Example: `combemb encode runs/photos new.npy --out new-codes.npy`
+    Example: `combemb encode runs/photos new-photos/ --out new-codes.parquet`
     """
     with errors_shown():
-        _apply("encode", run, embeddings, file, overwrite=overwrite, quiet=quiet)
+        _apply("encode", run, data, file, overwrite=overwrite, quiet=quiet)
 
 
 @app.command(name="settings")
@@ -161,7 +159,7 @@ def _parse_value(name: str, text: str, hint: Any) -> Any:
     if any(get_origin(kind) is tuple for kind in kinds):
         return tuple(part for part in text.split(",") if part)
     if str in kinds:
-        return text
+        return None if text == "None" and NoneType in kinds else text
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -203,10 +201,13 @@ def _apply(
     if not target.parent.is_dir():
         raise ValueError(f"there is no folder {target.parent}; make it first")
     model = methods.load(run)
-    given = read_embeddings(source)
-    rows = getattr(model, verb)(given.x, progress=not quiet).numpy()
-    write = _write_npy if target.suffix == ".npy" else partial(_write_parquet, given=given, column=COLUMNS[verb])
+    given = model.read(source, progress=not quiet)
+    rows = getattr(model, verb)(given, progress=not quiet).numpy()
+    write = _write_npy if target.suffix == ".npy" else partial(_write_parquet, ids=given.ids, column=COLUMNS[verb])
     write_atomically(target, partial(write, rows))
+    if given.broken:
+        listed = "\n  ".join(f"{name}: {reason}" for name, reason in given.broken.items())
+        err.print(f"{len(given.broken)} images could not be read and have no row:\n  {escape(listed)}", soft_wrap=True)
     if not quiet:
         out.print(f"{len(rows)} rows of {rows.shape[1]} {rows.dtype} written to {target}", soft_wrap=True)
 
@@ -216,10 +217,10 @@ def _write_npy(rows: np.ndarray, path: Path) -> None:
         np.save(file, rows)
 
 
-def _write_parquet(rows: np.ndarray, path: Path, given: Embeddings, column: str) -> None:
+def _write_parquet(rows: np.ndarray, path: Path, ids: np.ndarray | None, column: str) -> None:
     lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
-    ids = np.arange(len(rows)) if given.ids is None else given.ids
-    pq.write_table(pa.table({"id": pa.array(ids), column: lists}), path)
+    names = np.arange(len(rows)) if ids is None else ids
+    pq.write_table(pa.table({"id": pa.array(names), column: lists}), path)
 
 
 @contextmanager
@@ -228,7 +229,7 @@ def errors_shown() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, Diverged) as error:
-        err.print(f"[bold red]error:[/] {str(error).replace('[', chr(92) + '[')}", soft_wrap=True)
+        err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         err.print("stopped; what the last checkpoint holds can be continued with --resume")

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
+from pyarrow import csv
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from combemb.files import write_atomically, write_json
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CHECKPOINT, LOG = "run.json", "weights.safetensors", "checkpoint.safetensors", "metrics.jsonl"
-DIAGNOSIS, CURVES = "diagnosis.json", "training.png"
+DIAGNOSIS, CURVES, BROKEN = "diagnosis.json", "training.png", "broken.csv"
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
@@ -42,7 +44,7 @@ class Run:
     def start(self, config: dict[str, Any]) -> None:
         """Begin anew: remove the files of an earlier run and store the configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, CONFIG):
+        for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, BROKEN, CONFIG):
             (self.folder / name).unlink(missing_ok=True)
             for leftover in self.folder.glob(f".{name}.*"):  # of a process that was killed while it wrote
                 leftover.unlink()
@@ -94,6 +96,12 @@ class Run:
         write_json(self.folder / DIAGNOSIS, diagnosis)
         if log:
             write_atomically(self.folder / CURVES, lambda temporary: draw_curves(log, temporary))
+
+    def write_broken(self, broken: dict[str, str]) -> None:
+        """List the images that could not be read, if there are any, with the reasons."""
+        if broken:
+            table = pa.table({"id": list(broken), "reason": list(broken.values())})
+            write_atomically(self.folder / BROKEN, lambda temporary: csv.write_csv(table, temporary))
 
     def write_checkpoint(self, epoch: int, tensors: dict[str, Tensor]) -> None:
         """Store the state after `epoch` epochs."""

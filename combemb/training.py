@@ -27,7 +27,7 @@ class Diverged(RuntimeError):
 class Trainable(Protocol):
     """What the loop needs of a method."""
 
-    module_: nn.Module
+    tower_: nn.Module  # all that trains, and the buffers that belong to it
     warmup_share: float
 
     def n_epochs(self, steps_per_epoch: int) -> int:
@@ -53,13 +53,13 @@ def train(
     progress: bool | None = None,
     checkpoint_seconds: float = 10.0,
 ) -> list[dict[str, Any]]:
-    """Train `method.module_` on `data`; returns one record per epoch.
+    """Train `method.tower_` on `data`; returns one record per epoch.
 
     With a run folder each record is logged as it comes, the state is stored after an epoch when the last time is
     `checkpoint_seconds` ago, and a run that was stopped goes on from there, to exactly the weights that it would have
     reached without the stop.
     """
-    module, optimisers = method.module_, method.optimisers()
+    module, optimisers = method.tower_, method.optimisers()
     device = next(module.parameters()).device
     peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
     first, log = _restore(run, module, optimisers)

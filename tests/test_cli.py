@@ -7,14 +7,19 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from combemb import methods
 from combemb.cli import app, parse_settings, read_label_file
 from combemb.data import read_embeddings
+from tests.pictures import IDS, LABELS, SEEN, write_folder, write_manifest
 
 SHORT = ["--bits", "12", "--set", "epochs=3", "--set", "batch_size=64"]
+SMALL = [*SHORT, "--set", "image_size=32", "--set", "n_views=2"]
+BROKEN = "cat/013.png"
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +72,6 @@ def test_embed_and_encode_write_what_the_model_gives(run: Path, items: Path, tmp
     assert call(verb, run, items, "--out", tmp_path / "rows.npy").exit_code == 0
     np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), expected)
     assert call(verb, run, items, "--out", tmp_path / "rows.parquet").exit_code == 0
-    import pyarrow.parquet as pq
-
     table = pq.read_table(tmp_path / "rows.parquet")
     assert table["id"].to_pylist()[:2] == ["item-0", "item-1"]
     np.testing.assert_array_equal(np.array(table[column].to_pylist(), dtype=expected.dtype), expected)
@@ -193,3 +196,110 @@ def test_two_processes_of_the_command_line_write_one_run(items: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("written to") == 1
     assert methods.load(tmp_path / "run").encode(items).shape == (180, 6)
+
+
+# Images
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pictures, one of which is cut short."""
+    return write_folder(tmp_path_factory.mktemp("photos"), broken=(BROKEN,))
+
+
+@pytest.fixture(scope="module")
+def photo_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "photos"
+    result = call("fit", photos, "--out", folder, *SMALL)
+    assert result.exit_code == 0, result.output
+    for word in ("1 images could not be read and were left out", "4 meta-classes", "broken.csv", "run.json"):
+        assert word in result.stdout
+    return folder
+
+
+def test_a_folder_of_images_is_fitted_without_the_broken_one(photo_run: Path):
+    config = json.loads((photo_run / "run.json").read_text())
+    assert config["classes"] == list(SEEN)
+    assert config["image_size"] == 32
+    assert pyarrow.csv.read_csv(photo_run / "broken.csv")["id"].to_pylist() == [BROKEN]
+    assert json.loads((photo_run / "diagnosis.json").read_text())["n_coded"] == len(IDS) - 1
+
+
+@pytest.mark.parametrize(("verb", "column"), [("embed", "embedding"), ("encode", "code")])
+def test_images_get_rows_with_ids_and_broken_ones_are_told(
+    photo_run: Path, photos: Path, tmp_path: Path, verb: str, column: str
+):
+    model = methods.load(photo_run)
+    expected = getattr(model, verb)(model.read(photos)).numpy()
+    result = call(verb, photo_run, photos, "--out", tmp_path / "rows.parquet")
+    assert result.exit_code == 0, result.output
+    assert "1 images could not be read and have no row:" in result.stderr
+    assert f"{BROKEN}: " in result.stderr
+    assert "71 rows" in result.stdout
+    table = pq.read_table(tmp_path / "rows.parquet")
+    assert table["id"].to_pylist() == [name for name in IDS if name != BROKEN]
+    np.testing.assert_array_equal(np.array(table[column].to_pylist(), dtype=expected.dtype), expected)
+    quiet = call(verb, photo_run, photos, "--out", tmp_path / "rows.npy", "--quiet")
+    assert (quiet.exit_code, quiet.stdout) == (0, "")
+    assert BROKEN in quiet.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), expected)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_manifest_is_fitted_and_encoded(photos: Path, tmp_path: Path, suffix: str):
+    numbers = [f"photo-{i}" for i in range(len(IDS))]
+    split = ["test" if i % 6 == 5 else "train" for i in range(len(IDS))]
+    manifest = write_manifest(tmp_path / f"photos.{suffix}", photos, LABELS, id=numbers, split=split)
+    arguments = ("fit", manifest, "--out", tmp_path / "run", "--method", "itq", "--bits", "8", "--set", "image_size=32")
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "run" / "diagnosis.json").read_text())["n_coded"] == 59  # 60 to train on, one broken
+    assert call("encode", tmp_path / "run", manifest, "--out", tmp_path / "codes.parquet").exit_code == 0
+    found = pq.read_table(tmp_path / "codes.parquet")["id"].to_pylist()
+    assert found == [name for name in numbers if name != "photo-13"]
+
+
+def test_a_backbone_is_chosen_by_a_setting(photos: Path, tmp_path: Path):
+    chosen = [f"--set={text}" for text in ("backbone=resnet18", "backbone_width=4", "finetune=all", "epochs=1")]
+    result = call("fit", photos, "--out", tmp_path / "run", "--bits", "12", *chosen)
+    assert result.exit_code == 0, result.output
+    model = methods.load(tmp_path / "run")
+    assert (model.backbone, model.backbone_width, model.finetune, model.image_size_) == ("resnet18", 4, "all", 32)
+    assert call("encode", tmp_path / "run", photos, "--out", tmp_path / "codes.npy").exit_code == 0
+    assert np.load(tmp_path / "codes.npy").shape == (71, 6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["backbone=nope"],
+            "unknown backbone 'nope'; choose one of alexnet, efficientnet_lite0, resnet18, vgg, or hf:",
+        ),
+        (["backbone=resnet18"], "resnet18 comes without weights; give backbone_weights=FILE, or"),
+        (["n_views=0"], "n_views=0 must be above 0"),
+        (["image_size=small"], "--set image_size=small: expected int or None"),
+        (["finetune=some"], "finetune='some'; choose one of none, last, all"),
+        (["backbone_weights=None", "crop_area=2"], "crop_area=2.0 is not in (0, 1]"),
+    ],
+)
+def test_bad_settings_for_images_get_one_line(photos: Path, tmp_path: Path, settings: list[str], message: str):
+    result = call("fit", photos, "--out", tmp_path / "run", *[f"--set={text}" for text in settings])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_text_settings_can_be_none():
+    assert parse_settings(methods.get("combemb"), ["backbone_weights=None"]) == {"backbone_weights": None}
+    assert parse_settings(methods.get("combemb"), ["backbone=None"]) == {"backbone": "None"}
+
+
+def test_folders_that_are_missing_or_empty_are_named(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    for name, message in (("missing", "there is no such file or folder"), ("empty", "holds no images")):
+        result = call("fit", tmp_path / name, "--out", tmp_path / "run")
+        assert result.exit_code == 1
+        assert str(tmp_path / name) in result.stderr
+        assert message in result.stderr

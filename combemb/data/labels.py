@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -41,6 +41,11 @@ class Labels:
         first = self.values[:, 0] if self.is_multi else self.values
         return np.asarray(first >= 0)
 
+    def take(self, rows: np.ndarray) -> "Labels":
+        """The labels of these items; classes of which none is left are forgotten."""
+        values = self.values[rows]
+        return replace(self, values=values) if self.is_multi else read_labels(self.names(values), len(values))
+
     def membership(self, rows: np.ndarray | Sequence[int]) -> np.ndarray:
         """(n, C) float32: the classes of each of these labelled items, every row summing to one."""
         index = np.arange(len(self))[np.asarray(rows)]  # also of a boolean mask
@@ -49,6 +54,13 @@ class Labels:
         if self.is_multi:
             return np.asarray(values / values.sum(axis=1, keepdims=True), dtype=np.float32)
         return np.asarray(values[:, None] == np.arange(len(self.classes)), dtype=np.float32)
+
+    def shares(self) -> np.ndarray:
+        """(C,) how large a part of the labelled items each class has; several labels of an item share it."""
+        if self.is_multi:
+            return np.asarray(self.membership(self.is_labelled).mean(axis=0))
+        counts = np.bincount(self.values[self.is_labelled], minlength=len(self.classes))
+        return np.asarray(counts / counts.sum())
 
     def labelled_rows(self, at_most: int, rng: np.random.Generator) -> np.ndarray:
         """Labelled items in random order; if there are more than `at_most`, as many of each class as that allows."""

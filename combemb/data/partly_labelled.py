@@ -1,56 +1,16 @@
 """Batches of two views, part labelled and part not; each epoch's batches are a pure function of the seed."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from combemb.data.items import Items
 from combemb.data.labels import Labels
 from combemb.data.views import jitter
-
-CHUNK = 16_384  # rows worked on at a time
-
-
-class ArrayItems:
-    """Items as rows of an (N, V, F) array, which may be a memory map; rows are read when they are asked for."""
-
-    def __init__(self, x: np.ndarray, transform: Callable[[Tensor], Tensor] | None = None):
-        self.x = x if x.ndim == 3 else x[:, None]
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @property
-    def n_views(self) -> int:
-        """V, 1 when there is only the clean view."""
-        return int(self.x.shape[1])
-
-    def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
-        """One view of each row, float32 and transformed. rows (n,), views (n,) or one for all -> (n, F)."""
-        picked = self.x[rows.numpy(), views.numpy() if isinstance(views, Tensor) else views]
-        x = torch.from_numpy(np.ascontiguousarray(picked, dtype=np.float32))
-        return self.transform(x) if self.transform else x
-
-    def chunks(self, n_rows: int = CHUNK) -> Iterator[Tensor]:
-        """The clean view of all items, some rows at a time."""
-        for rows in torch.arange(len(self)).split(n_rows):
-            yield self.take(rows)
-
-    def in_memory(self, limit: int = 256 * 2**20) -> "ArrayItems":
-        """The same items with the transform applied once, if they then fit into `limit` bytes; else unchanged."""
-        F = self.take(torch.tensor([0])).shape[1]
-        if len(self) * self.n_views * F * 4 > limit:
-            return self
-        x = np.empty((len(self), self.n_views, F), dtype=np.float32)
-        for rows in torch.arange(len(self)).split(CHUNK):
-            for view in range(self.n_views):
-                x[rows.numpy(), view] = self.take(rows, view).numpy()
-        return ArrayItems(x)
 
 
 @dataclass(frozen=True)
@@ -58,24 +18,26 @@ class Batch:
     """Two views of the same items, the labelled ones first."""
 
     rows: Tensor  # (B,) positions in the data
-    x: Tensor  # (B, F)
+    x: Tensor  # (B, F), or what else the items are
     other: Tensor  # (B, F), another view of the same items
     labels: Tensor  # (B,) class positions or (B, C) of 0/1; -1 = unlabelled
     n_labelled: int
+    clean: Tensor | None = None  # (B, F), the clean view, for methods that ask for it
     step: int = 0  # number of the batch since the start of training
     progress: float = 0.0  # share of the training that lies behind
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
         x, other, labels = (t.to(device, non_blocking=True) for t in (self.x, self.other, self.labels))
-        return replace(self, x=x, other=other, labels=labels)
+        clean = None if self.clean is None else self.clean.to(device, non_blocking=True)
+        return replace(self, x=x, other=other, labels=labels, clean=clean)
 
 
 @dataclass(frozen=True)
 class PartlyLabelled:
     """Items with their labels, and the batches of an epoch."""
 
-    items: ArrayItems
+    items: Items
     labels: Labels
     batch_size: int
     labelled_share: float  # of a batch
@@ -84,6 +46,7 @@ class PartlyLabelled:
     dropout: float = 0.0
     rank: int = 0
     world_size: int = 1
+    with_clean: bool = False  # whether batches hold the clean view beside the two
 
     @cached_property
     def n_labelled(self) -> int:
@@ -130,12 +93,13 @@ class PartlyLabelled:
         own = torch.cat([part.chunk(self.world_size)[self.rank] for part in parts])
         rows = torch.cat([labelled, unlabelled])[own]
         x, other = self.items.take(rows, first[own]), self.items.take(rows, second[own])
+        clean = self.items.take(rows) if self.with_clean else None
         if V == 1:
             x, other = (
                 jitter(view, self.noise, self.dropout, rows=own, n=n, generator=generator) for view in (x, other)
             )
         labels = torch.from_numpy(self.labels.values[rows.numpy()])
-        return Batch(rows, x, other, labels, len(labelled) // self.world_size)
+        return Batch(rows, x, other, labels, len(labelled) // self.world_size, clean)
 
 
 def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from combemb.methods.base import Method
 from combemb.runs import Run
 
-SHARED = {"base", "deep"}
+SHARED = {"base", "deep", "images", "settings", "tower"}
 
 __all__ = ["Method", "get", "load", "names"]
 

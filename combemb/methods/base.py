@@ -2,13 +2,10 @@
 
 import dataclasses
 import hashlib
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from numbers import Integral, Real
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -18,30 +15,20 @@ from torch import Tensor
 from combemb import processes
 from combemb._version import __version__
 from combemb.codes import Codebook
-from combemb.data.embeddings import Embeddings, as_array, check_finite, read_embeddings
+from combemb.data.embeddings import check_finite
+from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels, read_labels
-from combemb.data.partly_labelled import CHUNK, ArrayItems
 from combemb.machine import DEVICES, is_available, resolved
+from combemb.methods.images import FromImages, Given, as_embeddings, as_images
+from combemb.methods.settings import check_type, require
 from combemb.metrics import code_use
-from combemb.progress import tracked
 from combemb.runs import Run
 
 DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit, at most
 
 
-def setting(default: Any, about: str) -> Any:
-    """A hyper-parameter: a dataclass field with one line of what it is and where its default comes from."""
-    return dataclasses.field(default=default, metadata={"about": about})
-
-
-def require(condition: bool, message: str) -> None:
-    """ValueError with this message unless the condition holds."""
-    if not condition:
-        raise ValueError(message)
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
-class Method(BaseEstimator, ABC):  # type: ignore[misc]
+class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
     """One way to learn from a partly labelled pile. The fields are the hyper-parameters; the constructor only stores.
 
     scikit-learn's conventions hold: `fit` returns self, fitted state ends in `_`, `get_params` and `clone` work.
@@ -50,22 +37,23 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
     task: ClassVar[Literal["retrieval", "discovery", "both"]]
     paper: ClassVar[str]
 
-    seed: int = setting(0, "everything random follows from it; the global random state is never touched")
-    device: str = setting("auto", "auto takes CUDA, then MPS, then the CPU")
+    def check(self, labels: Labels, n_features: int | None) -> None:
+        """ValueError if the fields and the data do not fit together; called before anything is computed or written.
 
-    def check(self, x: np.ndarray, labels: Labels) -> None:
-        """ValueError if the fields and the data do not fit together; called before anything is computed or written."""
+        n_features: F, or None while images have not been turned into features yet.
+        """
         for field in dataclasses.fields(self):
-            _check_type(field.name, getattr(self, field.name), field.type)
+            check_type(field.name, getattr(self, field.name), field.type)
         require(0 <= self.seed < 2**31, f"seed={self.seed} must be at least 0 and below 2**31")
         require(self.device in DEVICES, f"device={self.device!r}; choose one of {', '.join(DEVICES)}")
         require(is_available(self.device), f"device={self.device!r} is not available on this machine; use auto")
+        self.check_images()
 
-    def _begin(self, x: np.ndarray, labels: Labels, progress: bool | None) -> None:
+    def _begin(self, items: Items, labels: Labels, progress: bool | None) -> None:
         """The part of a fit that can still find fault with the data; nothing has been written then."""
 
     @abstractmethod
-    def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
+    def _fit(self, items: Items, labels: Labels, run: Run | None, progress: bool | None) -> None:
         """Set the fitted state."""
 
     @abstractmethod
@@ -100,68 +88,109 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         resume: bool = False,
         progress: bool | None = None,
     ) -> Self:
-        """Learn from x, embeddings (N, F), or (N, V, F) with views, or a file of them, and from labels.
+        """Learn from x, images or embeddings, and from labels.
 
-        labels: ints with -1, strings with None or "", or (N, C) of 0/1 with rows of -1; left out, the file's are taken.
-        With `folder` the run is written there as it goes on; `resume` continues one that was stopped. `progress`: None
-        shows it on a terminal, True always, False never.
+        x: an image folder, a manifest, images (N, H, W, 3) of uint8; or embeddings (N, F), or (N, V, F) with views, or
+        a file of them. labels: ints with -1, strings with None or "", or (N, C) of 0/1 with rows of -1; left out, those
+        that lie beside x are taken. With `folder` the run is written there as it goes on; `resume` continues one that
+        was stopped. `progress`: None shows it on a terminal, True always, False never.
         """
         progress = progress if processes.is_first() else False
         run = Run(folder) if folder is not None else None
         if run:
             run.check_free(overwrite, resume)
-        given = _read(x)
-        labels = given.labels if labels is None else labels
-        labels = read_labels(np.full(len(given.x), -1) if labels is None else labels, len(given.x))
-        self.check(given.x, labels)
-        check_finite(given.x, progress=progress)
-        config = {**self._config(labels.classes), "data": _fingerprint(given.x, labels)}
+        for name in ("classes_", "image_size_", "_backbone", "_weights_digest"):
+            self.__dict__.pop(name, None)  # not fitted until the data have passed, and perhaps set anew
+        given, read = self._read(x, labels, progress)
+        if isinstance(given.items, ArrayItems):
+            check_finite(given.items.x, progress=progress)
+        config = {**self._config(read.classes), "data": {**given.items.fingerprint(), "labels": _digest(read.values)}}
         is_resumed = run is not None and resume and run.has_config()
         if run and is_resumed:
             _require_same(run, config)
-        self.__dict__.pop("classes_", None)  # not fitted until the data have passed
         with processes.joined(resolved(self.device)):
             if run and is_resumed and run.is_complete():
-                self.classes_, self.log_ = labels.classes, run.log()
+                self.classes_, self.broken_, self.log_ = read.classes, given.broken, run.log()
                 self.restore(run.weights())
                 return self
-            self._begin(given.x, labels, progress)
+            self._begin(given.items, read, progress)
             processes.wait_for_all()
             if run and not is_resumed and processes.is_first():
                 run.start(config)
+                run.write_broken(given.broken)
             processes.wait_for_all()
-            self.classes_ = labels.classes
-            self._fit(given.x, labels, run, progress)
+            self.classes_, self.broken_ = read.classes, given.broken
+            self._fit(given.items, read, run, progress)
             if run and processes.is_first():
-                run.write_report(self.diagnosis(given.x), getattr(self, "log_", []))
+                run.write_report(self._diagnosis(given.items), getattr(self, "log_", []))
                 run.write_weights(self.state())
         return self
 
-    def diagnosis(self, x: Any) -> dict[str, Any]:
-        """What one should look at before believing a fit: here the use of the codes of (some of) the items x."""
+    def _read(self, x: Any, labels: Any, progress: bool | None) -> tuple[Given, Labels]:
+        """Items to learn from and their labels, checked; of images, what can be checked is so before the long part."""
+        images = as_images(x)
+        if images is None:
+            given = as_embeddings(x)
+            read = _labels(given.labels if labels is None else labels, len(given.items))
+        else:
+            read = _labels(images.labels if labels is None else labels, len(images))
+            if labels is None and images.class_names is not None and read.is_multi:
+                read = replace(read, classes=images.class_names)
+            if images.is_test is not None:
+                train = np.flatnonzero(~images.is_test)
+                images, read = images.take(train), read.take(train)
+            self.check(read, None)
+            self.image_size_ = self._size(images)
+            given = self._image_items(images, self.n_views, progress)
+            read = read if given.rows is None else read.take(given.rows)
+        self.check(read, given.items.n_features if isinstance(given.items, ArrayItems) else None)
+        return given, read
+
+    def _diagnosis(self, items: Items) -> dict[str, Any]:
+        """What one should look at before believing a fit: here the use of the codes of (some of) the items."""
         if self.task == "discovery":
             return {}
-        x = _read(x).x
-        return code_use(self.encode(x[:: -(-len(x) // DIAGNOSED_ITEMS)]), self.codebook.sizes)
+        some = torch.arange(0, len(items), -(-len(items) // DIAGNOSED_ITEMS))
+        with torch.no_grad():
+            z = torch.cat([self._embed(items.take(rows)).cpu() for rows in some.split(items.n_rows)])
+        return code_use(self.codebook.encode(z), self.codebook.sizes)
 
     def embed(self, x: Any, *, progress: bool | None = None) -> Tensor:
-        """Embed the clean view of every item: (N, D) float32."""
-        self._require_fitted()
-        items = ArrayItems(_read(x).x)
-        if items.x.shape[2] != self.n_inputs:
-            raise ValueError(f"x has {items.x.shape[2]} features; this model was fitted on {self.n_inputs}")
-        check_finite(items.x[:, 0], allow_constant=True, progress=progress)
-        chunks = tracked(items.chunks(CHUNK), "embedding", -(-len(items) // CHUNK), progress)
-        with torch.no_grad():
-            return torch.cat([self._embed(chunk).cpu() for chunk in chunks])
+        """Embed every item, of those with several views the clean one: (N, D) float32.
 
-    def summary(self) -> list[str]:
-        """What the fit learned, in a few lines for a reader."""
-        return [f"{type(self).__name__}: {self.codebook!r}"] if self.task != "discovery" else []
+        x: as for `fit`, or what `read` made of it.
+        """
+        self._require_fitted()
+        given = x if isinstance(x, Given) else self.read(x, progress=progress)
+        items = given.items
+        if given.broken and given is not x:
+            name, reason = next(iter(given.broken.items()))
+            raise ValueError(
+                f"{len(given.broken)} images cannot be read, such as {name}: {reason}; leave them out, or embed what "
+                "`read` gives: the rows are then those of its ids"
+            )
+        require(
+            isinstance(items, ArrayItems) != self._takes_pixels,
+            "this model was fitted on images with finetune='all'; give it images"
+            if self._takes_pixels
+            else "this model was fitted on embeddings; give it embeddings, not images",
+        )
+        if isinstance(items, ArrayItems):
+            if items.n_features != self.n_inputs:
+                raise ValueError(f"x has {items.n_features} features; this model was fitted on {self.n_inputs}")
+            check_finite(items.x[:, 0], allow_constant=True, progress=progress)
+        with torch.no_grad():
+            return torch.cat([self._embed(chunk).cpu() for chunk in chunks(items, "embedding", progress)])
 
     def encode(self, x: Any, *, progress: bool | None = None) -> Tensor:
         """Codes (N, M) uint8 of the clean view of every item."""
         return self.codebook.encode(self.embed(x, progress=progress))
+
+    def summary(self) -> list[str]:
+        """What the fit learned, in a few lines for a reader."""
+        lines = [f"{type(self).__name__}: {self.codebook!r}"] if self.task != "discovery" else []
+        broken = getattr(self, "broken_", {})
+        return lines + ([f"{len(broken)} images could not be read and were left out"] if broken else [])
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a run folder: the configuration as JSON, the fitted state as safetensors."""
@@ -185,6 +214,8 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         method = cls(**fields)
         kinds = {isinstance(name, str) for name in config["classes"]}
         method.classes_ = np.array(config["classes"], dtype=object if True in kinds else np.int64)
+        if config.get("image_size") is not None:
+            method.image_size_ = config["image_size"]
         if not is_available(method.device):
             method.device = "auto"  # it was fitted on another machine
         try:
@@ -198,31 +229,21 @@ class Method(BaseEstimator, ABC):  # type: ignore[misc]
         return cls.__module__.rpartition(".")[2]
 
     def _config(self, classes: np.ndarray) -> dict[str, Any]:
-        fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return {"combemb": __version__, "method": self._name(), "fields": fields, "classes": classes.tolist()}
+        return {
+            "combemb": __version__,
+            "method": self._name(),
+            "fields": {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)},
+            "image_size": getattr(self, "image_size_", None),
+            "classes": classes.tolist(),
+        }
 
     def _require_fitted(self) -> None:
         if not hasattr(self, "classes_"):
             raise ValueError(f"this {type(self).__name__} is not fitted; call fit(x, labels) or load a run folder")
 
 
-def _check_type(name: str, value: Any, hint: Any) -> None:
-    """ValueError if a field does not hold what its annotation says; numbers must be finite."""
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    fits = {
-        int: is_number and isinstance(value, Integral),
-        float: is_number,
-        bool: isinstance(value, bool),
-        str: isinstance(value, str),
-        NoneType: value is None,
-    }
-    wanted = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", NoneType: "None"}
-    known = [kind for kind in kinds if kind in fits]
-    require(
-        not known or any(fits[kind] for kind in known),
-        f"{name}={value!r} must be {' or '.join(wanted[kind] for kind in known)}",
-    )
+def _labels(labels: Any, n_items: int) -> Labels:
+    return read_labels(np.full(n_items, -1) if labels is None else labels, n_items)
 
 
 def _require_same(run: Run, config: dict[str, Any]) -> None:
@@ -242,14 +263,5 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _read(x: Any) -> Embeddings:
-    if isinstance(x, str | Path):
-        return read_embeddings(x)
-    return Embeddings(as_array(x), None, None)
-
-
-def _fingerprint(x: np.ndarray, labels: Labels) -> dict[str, Any]:
-    """What tells a resumed run that its data are the same, without reading all of it."""
-    some = np.ascontiguousarray(x[:: max(len(x) // 1000, 1)])
-    digests = [hashlib.sha256(a.tobytes()).hexdigest()[:16] for a in (some, np.ascontiguousarray(labels.values))]
-    return {"shape": list(x.shape), "x": digests[0], "labels": digests[1]}
+def _digest(values: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:16]

@@ -11,24 +11,28 @@ from torch import Tensor, nn
 
 from combemb import processes
 from combemb.codes import Codebook
+from combemb.data.items import Items
 from combemb.data.labels import Labels, require_partly_labelled, same_class
 from combemb.data.partly_labelled import Batch, PartlyLabelled
 from combemb.embedding import prototype_matrix, similarities, soft_assignment, unit
 from combemb.losses import consistency_loss, meta_class_loss, similarity_loss
 from combemb.meta_classes import class_embeddings, draw_meta_classes, meta_labels
-from combemb.methods.base import require, setting
 from combemb.methods.deep import DeepMethod
+from combemb.methods.settings import require, setting
 from combemb.metrics import code_use, pair_precision_recall
+from combemb.neighbours import discriminant_map, smoothed
 from combemb.pairs import mutual_neighbours, similar, threshold_for_precision
+from combemb.runs import Run
 from combemb.training import Terms
 
-PAIR_RULES = ("similar", "neighbours")
+PAIR_RULES = ("similar", "nearest", "neighbours")
 ANCHORS = ("unlabelled", "all")
 POSITIVE = (
-    *("temperature", "similarity_temperature", "sharpness", "predictor_share", "classifier_decay"),
-    *("sub_vector", "subspace", "n_neighbours", "neighbour_features"),
+    *("temperature", "sharpness", "predictor_share", "classifier_decay", "nearest_share"),
+    *("subspace", "n_neighbours", "neighbour_features", "smoothing"),
 )
 CALIBRATE_EVERY = 4  # steps; each batch would tell nearly the same
+LANDMARKS = 20_000  # items among which the nearest are averaged, at most
 CLASSIFIER_ITEMS = 20_000  # labelled items from which the class embeddings are learned, at most
 DIAGNOSED_ITEMS = 512  # items whose codes are counted after each epoch, at most
 
@@ -42,28 +46,43 @@ class CombEmb(DeepMethod):
     """
 
     task: ClassVar[Literal["retrieval", "discovery", "both"]] = "both"
+    needs_other_gradient: ClassVar[bool] = False  # Eq. 7 stops it
+    wants_clean: ClassVar[bool] = True  # to find what is near
     paper: ClassVar[str] = "Open-Set Representation Learning through Combinatorial Embedding, CVPR 2023"
 
     bits: int = setting(48, "length of a code, a multiple of log2(n_meta_classes)")
     n_meta_classes: int = setting(4, "K, meta-classes per set: 2, 4, 8 or 16; the paper's 4")
-    sub_vector: int = setting(12, "d, length of a sub-vector; the paper's")
+    sub_vector: int | None = setting(
+        None, "d, length of a sub-vector; the paper's 12, or more for fewer than 24 sets, so that D is 288; ours"
+    )
     subspace: int = setting(100, "Q, dimensions per meta-class k-means, a quarter of them all if fewer than 400; ours")
     temperature: float = setting(0.1, "tau of Eq. 4; ours, the normalised softmax paper has 0.05")
     sharpness: float = setting(10.0, "lambda of Eq. 3; ours, GPQ's release has 20")
-    pair_rules: tuple[str, ...] = setting(PAIR_RULES, "united into the positives: similar (Eq. 5), neighbours (ours)")
+    pair_rules: tuple[str, ...] = setting(
+        ("nearest", "neighbours"), "united into the positives: similar (Eq. 5), nearest and neighbours (ours)"
+    )
     positive_threshold: float | None = setting(None, "gamma of Eq. 5; None calibrates it on labelled pairs; ours")
     threshold_precision: float = setting(0.99, "precision on labelled pairs that a calibrated gamma must reach; ours")
     threshold_rate: float = setting(
         0.3, "share of the way that gamma goes at each calibration, every fourth step; ours"
     )
-    n_neighbours: int = setting(5, "how near mutual neighbours in a batch must be, in ranks; ours")
+    nearest_share: float = setting(
+        0.4,
+        "how near two items must be to each other by pi, in ranks: this share of those of its kind in a batch; ours",
+    )
+    n_neighbours: int = setting(5, "how near mutual neighbours by features must be, in ranks in a batch; ours")
     neighbour_features: int = setting(
-        64, "principal components in which neighbours are sought; ours, at a quarter of the cost of 256"
+        64, "directions in which neighbours are sought; ours, 256 cost four times as much"
+    )
+    smoothing: int = setting(
+        10, "items of the whole set whose mean stands for an item where neighbours are sought; ours"
     )
     include_self: bool = setting(True, "whether an anchor is a positive of its own, as in the formula of Eq. 5")
     anchors: str = setting("unlabelled", "items whose positives Eq. 6 pulls: unlabelled (the paper's text) or all")
-    similarity_weight: float = setting(5.0, "weight of Eq. 6, alpha / M; ours")
-    similarity_temperature: float = setting(0.2, "temperature of Eq. 6; ours, the paper has none, that is 1")
+    similarity_weight: float = setting(20.0, "weight of Eq. 6, alpha / M; ours")
+    similarity_temperature: float | None = setting(
+        None, "temperature of Eq. 6; the paper has none, that is 1; None: 0.33 / C^(1/4), 0.2 for 7 seen classes; ours"
+    )
     positive_gradient: bool = setting(False, "whether Eq. 6 also moves pi of the positives; ours, the paper is silent")
     consistency_weight: float = setting(4.0, "weight of Eq. 7, beta / M; ours")
     predictor_share: float = setting(0.25, "width of h as a share of D; SimSiam's quarter")
@@ -78,7 +97,7 @@ class CombEmb(DeepMethod):
 
         What the paper leaves open (gamma, tau, lambda, alpha, beta, Q, the schedule) has our defaults.
         """
-        published = {"pair_rules": ("similar",), "similarity_temperature": 1.0, "ramp_share": 0.0}
+        published = {"sub_vector": 12, "pair_rules": ("similar",), "similarity_temperature": 1.0, "ramp_share": 0.0}
         return cls(bits=bits, **{**published, "positive_gradient": True, **fields})
 
     @property
@@ -86,9 +105,9 @@ class CombEmb(DeepMethod):
         """M, what the bits allow."""
         return self.bits // int(math.log2(self.n_meta_classes))
 
-    def check(self, x: np.ndarray, labels: Labels) -> None:
+    def check(self, labels: Labels, n_features: int | None) -> None:
         """The bits must divide, the labels must cover some of the items and enough classes."""
-        super().check(x, labels)
+        super().check(labels, n_features)
         K = self.n_meta_classes
         require(K in {2, 4, 8, 16}, f"n_meta_classes={K} is not a size of a meta-class set; use 2, 4, 8 or 16")
         per_set = int(math.log2(K))
@@ -108,14 +127,18 @@ class CombEmb(DeepMethod):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
         for name in ("threshold_precision", "threshold_rate", "ramp_share"):
             require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} must lie between 0 and 1")
+        for name in ("sub_vector", "similarity_temperature"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}={value} must be above 0, or None")
         gamma = self.positive_threshold
         require(gamma is None or -1 <= gamma <= 1, f"positive_threshold={gamma} must lie between -1 and 1, or be None")
         require_partly_labelled(labels, K)
 
     def network(self, n_features: int, n_classes: int) -> "Network":
         """A linear map to z, the prototypes and the predictor h."""
-        hidden = max(round(self.predictor_share * self.n_sets * self.sub_vector), 1)
-        return Network(n_features, n_classes, (self.n_sets, self.n_meta_classes, self.sub_vector), hidden)
+        d = self.sub_vector or max(12, 288 // self.n_sets)
+        hidden = max(round(self.predictor_share * self.n_sets * d), 1)
+        return Network(n_features, n_classes, (self.n_sets, self.n_meta_classes, d), hidden)
 
     def prepare(self, data: PartlyLabelled) -> None:
         """Draw the meta-class sets (Eq. 1) from the weights of a classifier on the labelled items."""
@@ -123,14 +146,34 @@ class CombEmb(DeepMethod):
         rows = data.labels.labelled_rows(CLASSIFIER_ITEMS, rng)
         membership = torch.from_numpy(data.labels.membership(rows))  # (n, columns of the labels)
         seen = membership.sum(dim=0) > 0  # a multi-label column may have no item at all
-        embeddings = class_embeddings(
-            data.items.take(torch.from_numpy(rows)), membership[:, seen], self.classifier_decay
-        )
+        labelled = self.clean_features(data.items, torch.from_numpy(rows))
+        embeddings = class_embeddings(labelled, membership[:, seen], self.classifier_decay)
         F = embeddings.shape[1]
         n_dims = min(self.subspace, F if F >= 400 else max(F // 4, 1))
         self.meta_classes_ = draw_meta_classes(embeddings, self.n_sets, self.n_meta_classes, n_dims, self.seed)
         self._net.meta_classes[:, seen] = self.meta_classes_.table.to(self._net.meta_classes.device)
         self._net.threshold.fill_(1.0 if self.positive_threshold is None else self.positive_threshold)
+        self._kinship = float(np.square(data.labels.shares()).sum())  # that two labelled items are of one class
+        if "neighbours" in self.pair_rules:
+            self._neighbour_features = self._sought_in(data, labelled, membership[:, seen], rng)
+
+    def _sought_in(
+        self, data: PartlyLabelled, labelled: Tensor, membership: Tensor, rng: np.random.Generator
+    ) -> Tensor:
+        """(N, d) float16 of unit length, all items in the features in which neighbours are sought."""
+        N = len(data.items)
+        picked = rng.permutation(N)[:LANDMARKS]
+        some = self.clean_features(data.items, torch.from_numpy(picked))
+        directions = discriminant_map(labelled, membership, some, self.neighbour_features)
+        landmarks = some @ directions
+        found = torch.empty(N, directions.shape[1], dtype=torch.float16)
+        for rows in torch.arange(N).split(data.items.n_rows):
+            found[rows] = smoothed(self.clean_features(data.items, rows) @ directions, landmarks, self.smoothing).half()
+        return found.to(self._net.threshold.device)
+
+    def _fit(self, items: Items, labels: Labels, run: Run | None, progress: bool | None) -> None:
+        super()._fit(items, labels, run, progress)
+        self.__dict__.pop("_neighbour_features", None)  # as large as the data, and of no use after training
 
     def losses(self, batch: Batch) -> Terms:
         """The three terms of Eq. 8, divided by M; Eq. 5 and 6 see the batch of all processes."""
@@ -146,7 +189,8 @@ class CombEmb(DeepMethod):
             other = self._pi(batch.other, matrix)
             if batch.step % CALIBRATE_EVERY == 0:
                 self._calibrate(everyone, batch)
-            positives = self.positives(everyone, batch, slice(own + first, own + len(batch.x)))  # (A, all B)
+            masks = self._pairs(everyone, batch, matrix, slice(own + first, own + len(batch.x)))
+            positives = self._united(list(masks.values()), slice(own + first, own + len(batch.x)))  # (A, all B)
         meta = meta_class_loss(
             cosines[labelled], meta_labels(net.meta_classes, batch.labels[labelled]), self.temperature
         )
@@ -154,7 +198,7 @@ class CombEmb(DeepMethod):
             z[first:] / math.sqrt(self.n_sets),
             everyone if self.positive_gradient else everyone.detach(),
             positives,
-            self.similarity_temperature,
+            self._similarity_temperature,
         )
         consistency = consistency_loss(net.predictor(pi), other)
         ramp = self._ramp(batch.progress)
@@ -164,15 +208,29 @@ class CombEmb(DeepMethod):
             "consistency": ramp * self.consistency_weight * consistency,
         }
 
-    def positives(self, pi: Tensor, batch: Batch, rows: slice) -> Tensor:
-        """Which items the rules take to be of a row's kind. pi (all B, D) of unit length -> (rows, all B) bool."""
-        return self._united([self._pairs(rule, pi, batch, rows) for rule in self.pair_rules], rows)
+    @property
+    def _similarity_temperature(self) -> float:
+        return self.similarity_temperature or 0.33 / self.meta_classes_.table.shape[1] ** 0.25  # of seen classes
 
-    def _pairs(self, rule: str, pi: Tensor, batch: Batch, rows: slice) -> Tensor:
-        if rule == "similar":
-            return similar(pi, self._net.threshold, rows)
-        features = processes.gather(unit(batch.x[:, : self.neighbour_features]))
-        return mutual_neighbours(features, self.n_neighbours, rows)
+    def _pairs(self, pi: Tensor, batch: Batch, matrix: Tensor, rows: slice) -> dict[str, Tensor]:
+        """Which items each rule takes to be of a row's kind. pi (all B, D) of unit length -> (rows, all B) bool."""
+        found = {}
+        for rule in self.pair_rules:
+            if rule == "similar":
+                found[rule] = similar(pi, self._net.threshold, rows)
+            elif rule == "nearest":
+                rank = max(round(self.nearest_share * self._kinship * len(pi)), 1)
+                found[rule] = mutual_neighbours(processes.gather(self._steady_pi(batch, matrix)), rank, rows)
+            else:
+                features = unit(processes.gather(self._neighbour_features[batch.rows].float()))  # float16 is rough
+                found[rule] = mutual_neighbours(features, self.n_neighbours, rows)
+        return found
+
+    def _steady_pi(self, batch: Batch, matrix: Tensor) -> Tensor:
+        """pi (B, D) of unit length, of the clean view if it is there, else the mean of both views'."""
+        if batch.clean is not None:
+            return unit(self._pi(batch.clean, matrix))
+        return unit(unit(self._pi(batch.x, matrix)) + unit(self._pi(batch.other, matrix)))
 
     def _united(self, masks: list[Tensor], rows: slice) -> Tensor:
         united = reduce(torch.logical_or, masks)
@@ -199,9 +257,11 @@ class CombEmb(DeepMethod):
     @torch.no_grad()
     def diagnostics(self, batch: Batch, data: PartlyLabelled) -> dict[str, Any]:
         """How many positives an anchor has, how right the pair rules are on labelled pairs, how the codes are used."""
-        pi = processes.gather(unit(self._pi(batch.x, prototype_matrix(unit(self._net.prototypes)))))
+        batch = self.mapped(batch)
+        matrix = prototype_matrix(unit(self._net.prototypes))
+        pi = processes.gather(unit(self._pi(batch.x, matrix)))
         same = self._same_class(batch)
-        masks = {rule: self._pairs(rule, pi, batch, slice(None)) for rule in self.pair_rules}
+        masks = self._pairs(pi, batch, matrix, slice(None))
         positives = self._united(list(masks.values()), slice(None))
         precision, recall = pair_precision_recall(_labelled(positives, batch), same)
         apart = {f"{rule}_precision": pair_precision_recall(_labelled(m, batch), same)[0] for rule, m in masks.items()}
@@ -209,7 +269,7 @@ class CombEmb(DeepMethod):
         first = batch.n_labelled if self.anchors == "unlabelled" else 0
         rows = torch.linspace(0, len(data.items) - 1, min(len(data.items), DIAGNOSED_ITEMS)).long()
         codebook = self.codebook
-        codes = codebook.encode(self._net(data.items.take(rows).to(pi.device)).cpu())
+        codes = codebook.encode(self._net(self.clean_features(data.items, rows).to(pi.device)).cpu())
         return {
             "threshold": float(self._net.threshold),
             "positives_per_anchor": float(per_item[:, first:].mean()),
@@ -219,10 +279,10 @@ class CombEmb(DeepMethod):
             **code_use(codes, codebook.sizes),
         }
 
-    def diagnosis(self, x: Any) -> dict[str, Any]:
+    def _diagnosis(self, items: Items) -> dict[str, Any]:
         """The meta-class sets beside the last epoch's numbers and the use of the codes."""
         drawn = {"meta_class_sets": str(self.meta_classes_)} if hasattr(self, "meta_classes_") else {}
-        return {**drawn, **super().diagnosis(x)}
+        return {**drawn, **super()._diagnosis(items)}
 
     def summary(self) -> list[str]:
         """The codebook, the meta-class sets and the last epoch's diagnostics."""
@@ -234,7 +294,7 @@ class CombEmb(DeepMethod):
                 f"meta-classes: {self.meta_classes_}",
                 f"pair rules: {last['positives_per_anchor']:.1f} positives per anchor with itself; on labelled pairs "
                 f"precision {_percent(last['pair_precision'])}, recall {_percent(last['pair_recall'])}; "
-                f"gamma {last['threshold']:.3f}{' (Eq. 5 finds no pair)' if last['threshold'] > 0.999 else ''}",
+                f"by rule {', '.join(f'{rule} ' + _percent(last[f'{rule}_precision']) for rule in self.pair_rules)}",
                 f"codes: {last['n_codes']} distinct among {last['n_coded']} items; "
                 f"a word is used by {min(used):.1%} to {max(used):.1%} of them",
             ]

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from combemb.backbones.feature_map import moments, unit_rows
 from combemb.codes import Codebook, binary_codebook
+from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels
-from combemb.data.partly_labelled import ArrayItems
-from combemb.methods.base import Method, require, setting
+from combemb.methods.base import Method
+from combemb.methods.settings import require, setting
 from combemb.runs import Run
 
 
@@ -30,22 +30,21 @@ class ITQ(Method):
     unit_length: bool = setting(True, "whether items are scaled to length one first; ours, better on all tuning splits")
     iterations: int = setting(50, "alternations of signs and rotation; the paper's")
 
-    def check(self, x: np.ndarray, labels: Labels) -> None:
+    def check(self, labels: Labels, n_features: int | None) -> None:
         """The projection needs as many features and items as bits."""
-        super().check(x, labels)
+        super().check(labels, n_features)
         require(self.iterations >= 0, f"iterations={self.iterations} must not be negative")
-        if not 1 <= self.bits <= min(x.shape[-1], len(x)):
-            raise ValueError(
-                f"bits={self.bits} does not fit {len(x)} items with {x.shape[-1]} features; "
-                f"use 1 to {min(x.shape[-1], len(x))} bits"
-            )
+        N, F = len(labels), len(labels) if n_features is None else n_features
+        if not 1 <= self.bits <= min(F, N):
+            raise ValueError(f"bits={self.bits} does not fit {N} items with {F} features; use 1 to {min(F, N)} bits")
 
-    def _fit(self, x: np.ndarray, labels: Labels, run: Run | None, progress: bool | None) -> None:
-        items = ArrayItems(x, self._scaled)
-        self.mean_, covariance = moments(items.chunks())
+    def _fit(self, items: Items, labels: Labels, run: Run | None, progress: bool | None) -> None:
+        assert isinstance(items, ArrayItems)
+        scaled = ArrayItems(items.x, self._scaled)
+        self.mean_, covariance = moments(chunks(scaled, "projecting", progress))
         _, vectors = torch.linalg.eigh(covariance)
         components = vectors[:, -self.bits :].flip(1)  # (F, bits), by falling variance
-        projected = torch.cat([((chunk - self.mean_) @ components).float() for chunk in items.chunks()])  # (N, bits)
+        projected = torch.cat([((chunk - self.mean_) @ components).float() for chunk in chunks(scaled)])  # (N, bits)
         generator = torch.Generator().manual_seed(int(self.seed))
         rotation = torch.linalg.qr(torch.randn(self.bits, self.bits, generator=generator)).Q
         for _ in range(self.iterations):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from combemb.backbones.feature_map import FeatureMap, fit_feature_map
 from combemb.data.embeddings import read_embeddings
-from combemb.data.partly_labelled import ArrayItems
+from combemb.data.items import ArrayItems, chunks
 
 
 def features(N: int = 300, F: int = 12, seed: int = 0) -> np.ndarray:
@@ -120,7 +120,7 @@ def test_a_memory_map_of_half_precision(tmp_path: Path):
     mapped = read_embeddings(tmp_path / "x.npy").x
     assert isinstance(mapped, np.memmap)
     assert mapped.dtype == np.float16
-    found = fit_feature_map(ArrayItems(mapped).chunks(64), 256)
+    found = fit_feature_map(chunks(ArrayItems(mapped)), 256)
     assert found.mean.dtype == torch.float32
     items = ArrayItems(mapped, found).in_memory()
     assert_same_up_to_signs(items.take(torch.arange(300)), explicit(x, 12))

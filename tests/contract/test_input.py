@@ -89,7 +89,7 @@ def broken(toy) -> dict[str, tuple[np.ndarray, object, str]]:
         "too few labels": (toy.x, toy.labels[:-1], f"{len(toy.x) - 1} labels for {len(toy.x)} items"),
         "negative labels": (toy.x, np.where(toy.labels < 0, -2, toy.labels), "-2"),
         "one row": (toy.x[0, ..., 0], toy.labels, "shape"),
-        "images": (np.zeros((len(toy.x), 3, 8, 8), np.float32), toy.labels, "backbone"),
+        "images": (np.zeros((len(toy.x), 3, 8, 8), np.float32), toy.labels, "H, W, 3"),
     }
 
 

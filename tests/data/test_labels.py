@@ -235,3 +235,17 @@ def test_a_bounded_choice_of_labelled_rows_has_every_class(multi):
     assert len(set(rows.tolist())) == len(rows)
     everyone = labels.labelled_rows(600, np.random.default_rng(0))
     assert sorted(everyone.tolist()) == list(range(600))
+
+
+def test_shares_are_of_the_labelled_items():
+    assert read_labels([3, 3, 3, 7, -1], 5).shares().tolist() == [0.75, 0.25]
+    several = read_labels([[1, 1, 0], [1, 0, 0], [-1, -1, -1]], 3)
+    assert several.shares().tolist() == [0.75, 0.25, 0.0]
+
+
+def test_taking_rows_forgets_classes_without_items():
+    taken = read_labels(["cat", None, "dog", "eel"], 4).take(np.array([0, 1, 3]))
+    assert taken.classes.tolist() == ["cat", "eel"]
+    assert taken.values.tolist() == [0, -1, 1]
+    several = read_labels([[1, 1, 0], [1, 0, 0], [-1, -1, -1]], 3).take(np.array([2, 1]))
+    assert several.values.tolist() == [[-1, -1, -1], [1, 0, 0]]

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from combemb.data.items import ArrayItems, chunks
 from combemb.data.labels import read_labels
-from combemb.data.partly_labelled import ArrayItems, Batch, PartlyLabelled
+from combemb.data.partly_labelled import Batch, PartlyLabelled
 from combemb.data.views import jitter
 
 
@@ -269,14 +270,15 @@ def test_rows_are_read_as_float32_and_transformed():
 def test_items_without_a_view_axis_have_one_view():
     items = ArrayItems(numbered(6, 1)[:, 0])
     assert (len(items), items.n_views) == (6, 1)
-    assert torch.equal(torch.cat(list(items.chunks(4))), torch.from_numpy(numbered(6, 1)[:, 0]))
+    assert torch.equal(torch.cat(list(chunks(items))), torch.from_numpy(numbered(6, 1)[:, 0]))
 
 
 def test_chunks_are_the_clean_view_in_order():
     items = ArrayItems(numbered(10, 3))
-    chunks = list(items.chunks(4))
-    assert [len(chunk) for chunk in chunks] == [4, 4, 2]
-    assert torch.cat(chunks)[:, 0].tolist() == [10 * i + 1 for i in range(10)]
+    items.n_rows = 4
+    found = list(chunks(items))
+    assert [len(chunk) for chunk in found] == [4, 4, 2]
+    assert torch.cat(found)[:, 0].tolist() == [10 * i + 1 for i in range(10)]
 
 
 @pytest.mark.parametrize(("limit", "is_held"), [(10 * 3 * 2 * 4, True), (10 * 3 * 2 * 4 - 1, False)])

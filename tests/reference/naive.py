@@ -1,4 +1,4 @@
-"""Eq. 3 to 8 as loops over Python floats, written from the paper; nothing of the package is imported.
+"""Eq. 3 to 8 and the pair rules as loops over Python floats, written from the formulas; it imports nothing of ours.
 
 An item is its sub-vectors z (M, d), a batch a list of items, Theta the prototypes (M, K, d): lists of lists of floats.
 pi is a flat list of M*d floats. Sets of indices stand for masks.
@@ -144,23 +144,121 @@ def sub_vectors(x: Vector, weight: Matrix, bias: Vector, n_sets: int) -> list[li
     return [unit(out[m * d : (m + 1) * d]) for m in range(n_sets)]
 
 
+def default_similarity_temperature(n_classes: int) -> float:
+    """0.33 / C^(1/4), C the classes that have labels."""
+    return 0.33 / math.sqrt(math.sqrt(n_classes))
+
+
+def kinship(classes: Sequence[Sequence[int]]) -> float:
+    """Sum of squared class shares among labelled items; an item of n classes is one n-th of an item of each."""
+    shares: dict[int, float] = {}
+    for own in classes:
+        for c in own:
+            shares[c] = shares.get(c, 0.0) + 1 / len(own) / len(classes)
+    return sum(share**2 for share in shares.values())
+
+
+def nearest_rank(nearest_share: float, classes: Sequence[Sequence[int]], batch_size: int) -> int:
+    """A share of the number of items that a batch has of one kind, at least one."""
+    return max(round(nearest_share * kinship(classes) * batch_size), 1)
+
+
+def eigenvectors(matrix: Matrix) -> list[tuple[float, list[float]]]:
+    """Eigenvalues of a symmetric matrix with their vectors, the largest first, by Jacobi's rotations."""
+    n = len(matrix)
+    a = [list(row) for row in matrix]
+    v = [[float(i == j) for j in range(n)] for i in range(n)]  # columns are the vectors
+    for _ in range(60):
+        if sum(a[p][q] ** 2 for p in range(n) for q in range(p)) <= 1e-28 * sum(a[p][p] ** 2 for p in range(n)):
+            break
+        for p in range(n):
+            for q in range(p + 1, n):
+                angle = 0.5 * math.atan2(2 * a[p][q], a[q][q] - a[p][p])
+                c, s = math.cos(angle), math.sin(angle)
+                for row in (*a, *v):
+                    row[p], row[q] = c * row[p] - s * row[q], s * row[p] + c * row[q]
+                a[p], a[q] = (
+                    [c * x - s * y for x, y in zip(a[p], a[q], strict=True)],
+                    [s * x + c * y for x, y in zip(a[p], a[q], strict=True)],
+                )
+    found = [(a[i][i], [row[i] for row in v]) for i in range(n)]
+    return sorted(found, key=lambda pair: pair[0], reverse=True)
+
+
+def scatter(x: Matrix) -> list[list[float]]:
+    """Mean of the outer products of the rows."""
+    F = len(x[0])
+    return [[mean([row[i] * row[j] for row in x]) for j in range(F)] for i in range(F)]
+
+
+def within_classes(x: Matrix, classes: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Items as seen from the mean of their classes' means; an item of n classes counts one n-th in each."""
+    weight: dict[int, float] = {}
+    total: dict[int, list[float]] = {}
+    for row, own in zip(x, classes, strict=True):
+        for c in own:
+            weight[c] = weight.get(c, 0.0) + 1 / len(own)
+            total[c] = [t + value / len(own) for t, value in zip(total.get(c, [0.0] * len(row)), row, strict=True)]
+    means = {c: [value / weight[c] for value in total[c]] for c in total}
+    return [
+        [value - mean([means[c][i] for c in own]) for i, value in enumerate(row)]
+        for row, own in zip(x, classes, strict=True)
+    ]
+
+
+def discriminant_directions(
+    labelled: Matrix, classes: Sequence[Sequence[int]], everyone: Matrix, n_features: int
+) -> list[list[float]]:
+    """Directions (d, F): whiten by the scatter within classes plus its mean variance, then principal components.
+
+    The components are those of everyone, labelled or not, around their mean.
+    """
+    F = len(everyone[0])
+    within = scatter(within_classes(labelled, classes))
+    ridge = max(mean([within[i][i] for i in range(F)]), 1e-12)
+    for i in range(F):
+        within[i][i] += ridge
+    whitening = [[value / math.sqrt(size) for value in vector] for size, vector in eigenvectors(within)]
+    middle = [mean([row[i] for row in everyone]) for i in range(F)]
+    white = [[dot(w, row) - dot(w, middle) for w in whitening] for row in everyone]
+    return [
+        [sum(part[k] * whitening[k][i] for k in range(F)) for i in range(F)]
+        for _, part in eigenvectors(scatter(white))[:n_features]
+    ]
+
+
+def smoothed(x: Matrix, landmarks: Matrix, n_neighbours: int) -> list[list[float]]:
+    """For each item the mean of the landmarks nearest to it by cosine; all are of unit length, before and after."""
+    landmarks = [unit(row) for row in landmarks]
+    found = []
+    for row in x:
+        own = unit(row)
+        near = sorted(landmarks, key=lambda other: dot(own, other), reverse=True)[:n_neighbours]
+        found.append(unit([mean(values) for values in zip(*near, strict=True)]))
+    return found
+
+
 def batch_positives(
     pi: Matrix,
-    x: Matrix,
+    clean: Matrix,
+    features: Matrix,
     *,
     rules: Sequence[str],
     threshold: float,
+    rank: int,
     n_neighbours: int,
     include_self: bool,
 ) -> list[set[int]]:
-    """The positives of every item of a batch by the union of the rules."""
+    """The positives of every item of a batch by the union of the rules; clean: pi of the clean view."""
     found = []
     for i in range(len(pi)):
         own = {i}
         if "similar" in rules:
             own |= positives(pi, i, threshold)
+        if "nearest" in rules:
+            own |= mutual_neighbours(clean, i, rank)
         if "neighbours" in rules:
-            own |= mutual_neighbours(x, i, n_neighbours)
+            own |= mutual_neighbours(features, i, n_neighbours)
         found.append(own if include_self else own - {i})
     return found
 

@@ -1,0 +1,82 @@
+"""The things to learn from, one row each: numbers of an array, or whatever else gives tensors of rows and views."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from combemb.progress import Display
+
+
+class Items(Protocol):
+    """What a training needs of the things to learn from."""
+
+    n_rows: int  # that are worked on at a time
+
+    def __len__(self) -> int: ...
+
+    @property
+    def n_views(self) -> int:
+        """V, 1 when there is only the clean view."""
+
+    def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
+        """One view of each row, float32. rows (n,), views (n,) or one for all -> (n, ...)."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells a resumed run that its data are the same."""
+
+
+def chunks(items: Items, title: str = "", progress: bool | None = False) -> Iterator[Tensor]:
+    """The clean view of all items, some rows at a time."""
+    with Display(title, len(items), "items", progress) as display:
+        for rows in torch.arange(len(items)).split(items.n_rows):
+            yield items.take(rows)
+            display.advance(len(rows))
+
+
+class ArrayItems:
+    """Items as rows of an (N, V, F) array, which may be a memory map; rows are read when they are asked for."""
+
+    n_rows = 16_384
+
+    def __init__(self, x: np.ndarray, transform: Callable[[Tensor], Tensor] | None = None):
+        self.x = x if x.ndim == 3 else x[:, None]
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def n_features(self) -> int:
+        """F as given, before the transform."""
+        return int(self.x.shape[2])
+
+    @property
+    def n_views(self) -> int:
+        """V, 1 when there is only the clean view."""
+        return int(self.x.shape[1])
+
+    def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
+        """One view of each row, float32 and transformed. rows (n,), views (n,) or one for all -> (n, F)."""
+        picked = self.x[rows.numpy(), views.numpy() if isinstance(views, Tensor) else views]
+        x = torch.from_numpy(np.ascontiguousarray(picked, dtype=np.float32))
+        return self.transform(x) if self.transform else x
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells a resumed run that its data are the same, without reading all of them."""
+        some = np.ascontiguousarray(self.x[:: max(len(self) // 1000, 1)])
+        return {"shape": list(self.x.shape), "x": hashlib.sha256(some.tobytes()).hexdigest()[:16]}
+
+    def in_memory(self, limit: int = 256 * 2**20) -> "ArrayItems":
+        """The same items with the transform applied once, if they then fit into `limit` bytes; else unchanged."""
+        F = self.take(torch.tensor([0])).shape[1]
+        if len(self) * self.n_views * F * 4 > limit:
+            return self
+        x = np.empty((len(self), self.n_views, F), dtype=np.float32)
+        for rows in torch.arange(len(self)).split(self.n_rows):
+            for view in range(self.n_views):
+                x[rows.numpy(), view] = self.take(rows, view).numpy()
+        return ArrayItems(x)

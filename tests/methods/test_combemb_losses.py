@@ -1,0 +1,270 @@
+"""CombEmb's loss is Eq. 8 of the loops, with every pair rule, and its gradients flow where they should."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from combemb.data.items import ArrayItems
+from combemb.data.partly_labelled import Batch
+from combemb.methods.combemb import PAIR_RULES, CombEmb
+from tests.methods.small_model import (
+    FIXED,
+    GAMMA,
+    SIMILAR,
+    classes_of,
+    doubled,
+    fitted,
+    labelled_classes,
+    naive_features,
+    naive_losses,
+    naive_pi,
+    naive_positives,
+    training,
+)
+from tests.reference import naive
+
+NEAREST = {"pair_rules": ("nearest",)}
+NEIGHBOURS = {"pair_rules": ("neighbours",)}
+ALL_RULES = {"pair_rules": PAIR_RULES, "positive_threshold": GAMMA}
+
+
+def assert_terms(found: dict[str, Tensor], expected: dict[str, float], tolerance: float) -> None:
+    assert {name: term.item() for name, term in found.items()} == pytest.approx(expected, rel=tolerance, abs=tolerance)
+
+
+# Eq. 8
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        FIXED,
+        NEAREST,
+        {**NEAREST, "nearest_share": 1.0},
+        {**NEAREST, "nearest_share": 0.01},
+        NEIGHBOURS,
+        {**NEIGHBOURS, "n_neighbours": 8},
+        {**NEIGHBOURS, "neighbour_features": 4, "smoothing": 3},
+        ALL_RULES,
+        {"include_self": False},
+        {**FIXED, "include_self": False},
+        {"anchors": "all"},
+        {"positive_gradient": True},
+        {**FIXED, "positive_gradient": True},
+        {**FIXED, "n_meta_classes": 2},
+        {**FIXED, "temperature": 0.5, "sharpness": 3.0, "similarity_temperature": 1.0},
+        {"similarity_weight": 1.0, "consistency_weight": 2.0},
+    ],
+    ids=lambda fields: ",".join(f"{name}={value}" for name, value in fields.items()) or "default",
+)
+def test_losses_are_eq_8_of_the_loops(fields):
+    method, batch = training(**fields)
+    assert (batch.n_labelled, len(batch.x)) == (12, 24)
+    assert_terms(method.losses(batch), naive_losses(method, batch), 1e-4)
+
+
+@pytest.mark.parametrize("fields", [{}, FIXED, ALL_RULES], ids=["default", "similar", "all"])
+def test_losses_are_eq_8_of_the_loops_in_double_precision(fields):
+    method, batch = training(**fields)
+    batch = doubled(method, batch)
+    assert_terms(method.losses(batch), naive_losses(method, batch), 1e-10)
+
+
+def test_without_a_clean_view_both_views_together_tell_what_is_nearest():
+    method, batch = training(**NEAREST, nearest_share=1.0)
+    without = replace(batch, clean=None)
+    assert naive_positives(method, without) != naive_positives(method, batch)
+    assert_terms(method.losses(without), naive_losses(method, without), 1e-4)
+
+
+@pytest.mark.parametrize("fields", [{}, FIXED], ids=["default", "similar"])
+def test_losses_of_items_with_several_labels(fields):
+    method, batch = training(multi=True, **fields)
+    assert {len(own) for own in classes_of(batch.labels[: batch.n_labelled])} == {1, 2}
+    assert_terms(method.losses(batch), naive_losses(method, batch), 1e-4)
+
+
+def test_the_pair_rules_of_these_tests_find_pairs_and_not_only_pairs():
+    """Else the comparisons above would say little; without the item itself some anchors have no positive."""
+    method, batch = training(**ALL_RULES, include_self=False)
+    found = {}
+    for rule in PAIR_RULES:
+        method.pair_rules = (rule,)
+        found[rule] = naive_positives(method, batch)
+        sizes = [len(own) for own in found[rule]]
+        assert min(sizes) == 0 or rule == "neighbours"
+        assert 1 < max(sizes) < 23
+    for one, other in [(a, b) for a in PAIR_RULES for b in PAIR_RULES if a != b]:
+        assert any(a - b for a, b in zip(found[one], found[other], strict=True)), f"{other} finds all of {one}"
+
+
+@pytest.mark.parametrize(("progress", "ramp_share"), [(0.0, 0.3), (0.1, 0.3), (0.29, 0.3), (0.3, 0.3), (0.0, 0.0)])
+def test_pair_losses_come_up_over_the_ramp(progress, ramp_share):
+    method, batch = training(progress, **FIXED, ramp_share=ramp_share)
+    ramp = naive.ramp(progress, ramp_share)
+    assert_terms(method.losses(batch), naive_losses(method, batch, ramp=ramp), 1e-4)
+    full = method.losses(replace(batch, progress=1.0))
+    now = method.losses(batch)
+    assert now["similarity"].item() == pytest.approx(ramp * full["similarity"].item(), rel=1e-5)
+    assert now["meta"].item() == pytest.approx(full["meta"].item(), rel=1e-6)
+
+
+# What the pair rules look at
+
+
+@pytest.mark.parametrize("rule", PAIR_RULES)
+def test_each_rule_has_a_witness_of_its_own(rule):
+    """similar: the view of the loss; nearest: the clean view; neighbours: the items as they were before training."""
+    method, batch = training(pair_rules=(rule,), positive_threshold=GAMMA)
+    expected = method.losses(batch)["similarity"].item()
+    shuffled = torch.randperm(len(batch.x), generator=torch.Generator().manual_seed(0))
+    with_clean = method.losses(replace(batch, clean=batch.clean[shuffled]))["similarity"].item()
+    with_rows = method.losses(replace(batch, rows=batch.rows[shuffled]))["similarity"].item()
+    assert (with_clean != pytest.approx(expected, rel=1e-4)) == (rule == "nearest")
+    assert (with_rows != pytest.approx(expected, rel=1e-4)) == (rule == "neighbours")
+
+
+@pytest.mark.parametrize("n_views", [1, 3])
+def test_the_clean_view_of_a_batch_is_the_one_that_nothing_was_done_to(n_views):
+    method, data = fitted()
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, n_views, 20)).astype(np.float32)
+    data = replace(data, items=ArrayItems(x, method.feature_map_))
+    batch = next(data.epoch(0))
+    torch.testing.assert_close(batch.clean, method.feature_map_(torch.from_numpy(x[batch.rows.numpy(), 0])))
+    assert (batch.clean != batch.x).any(dim=1).sum() >= (24 if n_views == 1 else 8)
+
+
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"neighbour_features": 4, "smoothing": 3}, {"smoothing": 1}], ids=str)
+def test_neighbours_are_sought_in_the_features_of_the_loops(multi, fields):
+    method, _ = fitted(multi, **fields)
+    found, loops = method._neighbour_features, torch.tensor(naive_features(method, multi))
+    assert found.dtype == torch.float16
+    assert found.shape == (200, fields.get("neighbour_features", 20))
+    found = found.float()  # directions have no sign, but cosines do
+    torch.testing.assert_close(found @ found.T, loops @ loops.T, rtol=0, atol=2e-3)
+
+
+def test_neighbours_are_sought_by_cosine_however_roughly_the_features_are_kept():
+    """In float16 a row is not quite of unit length, and items near each other differ by less than that."""
+    method, batch = training(**NEIGHBOURS)
+    expected = method.losses(batch)["similarity"].item()
+    method._neighbour_features *= 2.0 ** torch.randint(-3, 3, (200, 1), generator=torch.Generator().manual_seed(0))
+    assert method.losses(batch)["similarity"].item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("multi", [False, True])
+def test_how_near_the_nearest_must_be_follows_from_the_shares_of_the_classes(multi):
+    method, _ = fitted(multi)
+    assert method._kinship == pytest.approx(naive.kinship(labelled_classes(multi)), rel=1e-5)
+    assert 0.2 <= method._kinship < 0.3  # 1/5 for five classes of one size
+
+
+# The calibration of gamma
+
+
+def test_the_calibrated_threshold_moves_its_share_of_the_way_every_fourth_step():
+    method, batch = training(**SIMILAR)
+    net = method.module_
+    net.threshold.fill_(0.95)
+    pi = [naive.unit(row) for row in naive_pi(method, batch.x[: batch.n_labelled])]
+    cosines = [[naive.dot(a, b) for b in pi] for a in pi]
+    classes = classes_of(batch.labels[: batch.n_labelled])
+    same = [[a == b for b in classes] for a in classes]
+    on_grid = (gamma / 1000 - 1 for gamma in range(2001))
+    found = next(gamma for gamma in on_grid if naive.precision_at(cosines, same, gamma) >= method.threshold_precision)
+    losses = method.losses(batch)
+    moved = 0.95 + method.threshold_rate * (found - 0.95)
+    assert -1 < found < 0.9
+    assert net.threshold.item() == pytest.approx(moved, abs=1e-5)
+    assert_terms(losses, naive_losses(method, batch, naive_positives(method, batch, moved)), 1e-4)
+    for step in (1, 2, 3):
+        method.losses(replace(batch, step=step))
+        assert net.threshold.item() == pytest.approx(moved, abs=1e-5)
+    method.losses(replace(batch, step=4))
+    assert net.threshold.item() != pytest.approx(moved, abs=1e-5)
+
+
+@pytest.mark.parametrize("fields", [FIXED, NEAREST, NEIGHBOURS], ids=str)
+def test_a_threshold_that_is_given_or_not_used_stays(fields):
+    method, batch = training(**fields)
+    before = method.module_.threshold.item()
+    method.losses(batch)
+    assert method.module_.threshold.item() == before == pytest.approx(fields.get("positive_threshold", 1.0))
+
+
+# Gradients
+
+
+def directional_derivatives(method: CombEmb, batch: Batch, freeze_pi: bool) -> dict[str, float]:
+    """Of the terms of Eq. 8 along a random direction of projection and prototypes, by central differences.
+
+    pi of the second view stands still, and with `freeze_pi` also the pi that Eq. 6 contrasts with.
+    """
+    fixed = {"pi_of_other": naive_pi(method, batch.other)}
+    if freeze_pi:
+        fixed["pi_of_positives"] = naive_pi(method, batch.x)
+    positive = naive_positives(method, batch)
+    step = 1e-6
+    values = []
+    for sign in (1, -1):
+        move(method, sign * step)
+        values.append(naive_losses(method, batch, positive, **fixed))
+        move(method, -sign * step)
+    return {name: (values[0][name] - values[1][name]) / (2 * step) for name in values[0]}
+
+
+def moving(method: CombEmb) -> list[Tensor]:
+    return [method.module_.project.weight, method.module_.project.bias, method.module_.prototypes]
+
+
+def direction(parameter: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(parameter.numel())
+    return torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+@torch.no_grad()
+def move(method: CombEmb, step: float) -> None:
+    for parameter in moving(method):
+        parameter.add_(step * direction(parameter))
+
+
+@pytest.mark.parametrize("positive_gradient", [False, True])
+@pytest.mark.parametrize("fields", [{}, ALL_RULES], ids=["default", "all rules"])
+def test_gradients_are_the_derivatives_of_the_loops(fields, positive_gradient):
+    method, batch = training(**fields, positive_gradient=positive_gradient)
+    batch = doubled(method, batch)
+    found = {}
+    for name, term in method.losses(batch).items():
+        grads = torch.autograd.grad(term, moving(method), retain_graph=True, allow_unused=True)
+        found[name] = sum(
+            (grad * direction(parameter)).sum().item()
+            for grad, parameter in zip(grads, moving(method), strict=True)
+            if grad is not None
+        )
+    expected = directional_derivatives(method, batch, freeze_pi=not positive_gradient)
+    other = directional_derivatives(method, batch, freeze_pi=positive_gradient)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert abs(expected["similarity"] - other["similarity"]) > 1e-2  # the field makes a difference
+
+
+def test_eq_6_moves_the_prototypes_only_when_the_positives_may_move():
+    for positive_gradient in (False, True):
+        method, batch = training(**FIXED, positive_gradient=positive_gradient)
+        term = method.losses(batch)["similarity"]
+        (grad,) = torch.autograd.grad(term, [method.module_.prototypes], allow_unused=True)
+        assert (grad is not None and bool(grad.any())) == positive_gradient
+
+
+def test_only_the_first_view_has_a_gradient():
+    method, batch = training(**ALL_RULES)
+    views = {name: getattr(batch, name).clone().requires_grad_() for name in ("x", "other", "clean")}
+    sum(method.losses(replace(batch, **views)).values()).backward()
+    assert views["x"].grad.any()
+    assert views["other"].grad is None
+    assert views["clean"].grad is None
