@@ -28,7 +28,7 @@ def resolved(device: str) -> torch.device:
 @cache
 def bfloat16_runs(device: torch.device) -> bool:
     """Whether products in bfloat16 work there; tried in a process of its own, since some CPUs kill it for them."""
-    code = f"import torch; x = torch.ones(64, 64, device={str(device)!r}).bfloat16(); print(float((x @ x).sum()))"
+    code = f"import torch; x = torch.ones(512, 512, device={str(device)!r}).bfloat16(); print(float((x @ x).sum()))"
     tried = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     return tried.returncode == 0
 

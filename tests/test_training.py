@@ -246,7 +246,7 @@ def test_a_number_that_is_undefined_is_logged_as_null(tmp_path):
 
 
 def test_epochs_left_open_make_enough_steps():
-    assert make(One, epochs=None).n_epochs(steps_per_epoch=7) == math.ceil(1200 / 7)
+    assert make(One, epochs=None).n_epochs(steps_per_epoch=7) == math.ceil(600 / 7)
     assert make(One, epochs=None).n_epochs(steps_per_epoch=5000) == 10
     assert make(One, epochs=3).n_epochs(steps_per_epoch=5000) == 3
 

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 # Pillow names these formats but cannot show them, or hands them to another program (EPS).
 NO_PICTURES = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
+FREQUENT = ("JPEG", "PNG")
 MOST_BROKEN = 0.1  # of the images
 HASH_BYTES = 16 * 2**20  # of pixels hashed at a time
 
@@ -134,7 +135,8 @@ def image_suffixes() -> frozenset[str]:
 @cache
 def _formats() -> tuple[str, ...]:
     Image.init()
-    return tuple(name for name in Image.ID if name not in NO_PICTURES)
+    known = [name for name in Image.ID if name not in NO_PICTURES]
+    return tuple(sorted(known, key=lambda name: name not in FREQUENT))  # they are tried in this order
 
 
 def _check_pixels(pixels: np.ndarray) -> None:
@@ -204,7 +206,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         return _grey(_eight_bits(np.asarray(image)))
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     opaque = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(opaque, image.convert("RGBA")).convert("RGB")
 

@@ -42,7 +42,7 @@ class Given:
 class FromImages:
     """Settings of the way from images to features; embeddings do not need them."""
 
-    seed: int = setting(0, "everything random follows from it; the global random state is never touched")
+    seed: int = setting(0, "what is random in a fit follows from it; the global random state is never touched")
     device: str = setting("auto", "auto takes CUDA, then MPS, then the CPU")
     backbone: str = setting(
         "efficientnet_lite0",
