@@ -102,7 +102,7 @@ def report(records: list[dict[str, Any]]) -> None:
                 parts.append(f"{key} {statistics.mean(values):.3f} ± {statistics.pstdev(values):.3f}")
         novel = " ".join(f"{record['novel']:.3f}" for record in runs)
         about = f"{cell['dataset']} {cell['per_class'] or 'all'}/class {cell['size'] or ''}px split {cell['split']:6}"
-        settings = " ".join(cell["set"])
+        settings = " ".join([*cell["set"], *([f"views={cell['views']}"] if "views" in cell else [])])
         print(f"{about} {cell['bits']:3} bits {cell['method']:9} {'  '.join(parts)}   [{novel}] {settings}")
 
 
@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, help="training images of each class, the first ones; default all")
     parser.add_argument("--queries-per-class", type=int, help="test images of each class, the first ones; default all")
     parser.add_argument("--size", type=int, help="side of the images in pixels")
+    parser.add_argument("--views", type=int, help="views of the digits; default 1")
     parser.add_argument("--bits", nargs="+", type=int, default=[48])
     parser.add_argument("--split", nargs="+", default=["0"])
     parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2])
@@ -126,7 +127,8 @@ def main() -> None:
     given.results.parent.mkdir(exist_ok=True)
     records = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
     if not given.report:
-        source = sources.load(given.dataset, given.data) if given.data else sources.load(given.dataset)
+        options = {"n_views": given.views} if given.views else {}
+        source = sources.load(given.dataset, given.data, **options)
         wanted = [
             (name, split, seed, bits)
             for bits in given.bits
@@ -146,6 +148,7 @@ def main() -> None:
                 "seed": seed,
                 "set": given.set if name in ("combemb", "published") else [],
             }
+            cell |= {"views": given.views} if given.views else {}
             if any(record["cell"] == cell for record in records):
                 continue
             record = {"cell": cell, **measure(cell, source, given.progress)}

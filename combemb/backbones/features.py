@@ -39,7 +39,7 @@ class Features:
     x: np.ndarray
     rows: np.ndarray
     broken: dict[int, str]
-    folder: Path
+    folder: Path | None  # where they are kept
     is_hit: bool  # whether they were in the cache
 
 
@@ -54,6 +54,7 @@ def extract(
     seed: int = 0,
     last_stage: bool = False,
     cache: Path | None = None,
+    keep: bool = True,
     device: torch.device = CPU,
     batch_size: int = 64,
     n_workers: int | None = None,
@@ -63,7 +64,8 @@ def extract(
 
     about: what identifies the backbone's weights, as JSON. last_stage: keep what the last stage gets, flattened,
     instead of the features. A call goes on where a killed one stopped, and waits for one that runs; several processes
-    may ask at once. Images that cannot be read are left out; ValueError if they are more than a tenth.
+    may ask at once. Images that cannot be read are left out; ValueError if they are more than a tenth. Without `keep`
+    nothing is written: for a few images, such as queries.
     """
     if min(n_views, batch_size) < 1:
         raise ValueError(f"n_views={n_views} and batch_size={batch_size} must be 1 or more")
@@ -76,6 +78,11 @@ def extract(
     stored = folder.find(recipe)
     if stored is not None:
         return _features(folder, stored, n_views, is_hit=True)
+    if not keep:
+        with torch.inference_mode():
+            return _in_memory(
+                _Batches(views, range(n_views), 0, batch_size), _network(backbone, last_stage, device), device
+            )
     with folder.alone(progress):
         stored = folder.find(recipe)  # another process may have made it
         if stored is not None:
@@ -89,6 +96,20 @@ def extract(
         stored = folder.find(recipe)
         assert stored is not None, "the features were written but are not found"
         return _features(folder, stored, n_views, is_hit=False)
+
+
+def _in_memory(batches: "_Batches", network: Callable[[Tensor], Tensor], device: torch.device) -> Features:
+    """Features that are not kept."""
+    images, broken = batches.views.images, dict[int, str]()
+    parts = []
+    for batch in _loaded(batches, n_workers=0):
+        broken.update(batch.broken)
+        refuse_many_broken(broken, images)
+        views = zip(batch.windows, batch.steps, strict=True)
+        pixels = [coloured(torch.from_numpy(w).to(device), torch.from_numpy(s).to(device)) for w, s in views]
+        parts.append(torch.stack([network(view) for view in pixels], dim=1).half().cpu().numpy())  # (B, V, F)
+    rows = np.delete(np.arange(len(images)), list(broken))
+    return Features(np.concatenate(parts)[rows], rows, broken, None, is_hit=False)
 
 
 def _features(folder: Folder, stored: Stored, n_views: int, is_hit: bool) -> Features:

@@ -23,6 +23,7 @@ from combemb.machine import limited_threads, n_cores, resolved, seeded
 from combemb.methods.settings import require, setting
 
 SMALLEST_SIZE = 96  # of images for a pretrained backbone, unless given; smaller ones are enlarged
+FEW_IMAGES = 256  # whose clean features, those of queries, are not worth a file
 MEASURED_IMAGES = 64  # whose sizes are looked at
 LAST_STAGE_ROWS = 256  # that go through the last stage of a backbone at a time; its maps are large
 
@@ -107,6 +108,7 @@ class FromImages:
                 n_views=n_views,
                 augmentation=self.augmentation,
                 last_stage=last_stage,
+                keep=n_views > 1 or len(images) > FEW_IMAGES,
                 device=resolved(self.device),
                 progress=progress,
             )

@@ -177,6 +177,17 @@ def test_broken_images_are_left_out_and_listed(tmp_path, broken, n_workers):
     assert {path.suffix for path in found.folder.iterdir() if path.name != ".lock"} == {".npy", ".json"}
 
 
+def test_features_that_are_not_kept_are_the_same_and_leave_no_file(tmp_path):
+    images = files(tmp_path / "files", broken=(0, 15))
+    found = run(images, tmp_path / "none", keep=False)
+    kept = run(images, tmp_path / "cache")
+    assert np.array_equal(found.x, kept.x)
+    assert found.rows.tolist() == kept.rows.tolist()
+    assert found.broken == kept.broken
+    assert not (tmp_path / "none").exists()
+    assert run(images, tmp_path / "cache", keep=False).is_hit
+
+
 def test_more_than_a_tenth_broken_is_refused_as_soon_as_it_is_certain(tmp_path):
     images, backbone = files(tmp_path / "files", n=60, broken=range(0, 20, 2)), Tiny()
     with pytest.raises(
