@@ -93,12 +93,13 @@ class CombEmb(DeepMethod):
 
     @classmethod
     def as_published(cls, bits: int, **fields: Any) -> Self:
-        """The paper's own form: positives by Eq. 5 alone, Eq. 6 without temperature, full weights from the start.
+        """The paper's own form: positives by Eq. 5 alone, Eq. 6 without temperature, full weights at once, d = 12.
 
-        What the paper leaves open (gamma, tau, lambda, alpha, beta, Q, the schedule) has our defaults.
+        Of what the paper leaves open, gamma is 0.7, by the tuning splits (docs/decisions/pairs.md); tau, lambda, alpha,
+        beta, Q and the schedule have our defaults.
         """
-        published = {"sub_vector": 12, "pair_rules": ("similar",), "similarity_temperature": 1.0, "ramp_share": 0.0}
-        return cls(bits=bits, **{**published, "positive_gradient": True, **fields})
+        published = {"sub_vector": 12, "similarity_temperature": 1.0, "positive_gradient": True, "ramp_share": 0.0}
+        return cls(bits=bits, **{"pair_rules": ("similar",), "positive_threshold": 0.7, **published, **fields})
 
     @property
     def n_sets(self) -> int:
