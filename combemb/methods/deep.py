@@ -52,8 +52,8 @@ class DeepMethod(Method):
     warmup_share: float = setting(0.05, "part of the steps in which the learning rate rises; ours")
     clip_norm: float = setting(1.0, "largest norm of the gradient; ours")
     max_features: int = setting(256, "principal components of the input that the head sees; ours")
-    threads: int | None = setting(
-        None, "of the CPU in training; None: torch's for a backbone, one for heads, which gain nothing from more"
+    threads: int = setting(
+        1, "of the CPU in training: small heads gain nothing from more, and lose much on a busy machine"
     )
     view_noise: float = setting(
         0.5, "noise of the two views when items have one view only, in units of a feature; ours"
@@ -64,11 +64,9 @@ class DeepMethod(Method):
         """The numbers that steer the loop must make sense."""
         super().check(labels, n_features)
         require(self.finetune in FINETUNED, f"finetune={self.finetune!r}; choose one of {', '.join(FINETUNED)}")
-        for name in ("batch_size", "learning_rate", "backbone_rate", "clip_norm", "max_features"):
+        for name in ("batch_size", "learning_rate", "backbone_rate", "clip_norm", "max_features", "threads"):
             require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
-        for name in ("epochs", "threads"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name}={value} must be above 0, or None")
+        require(self.epochs is None or self.epochs > 0, f"epochs={self.epochs} must be above 0, or None")
         require(0 < self.labelled_share < 1, f"labelled_share={self.labelled_share} must lie between 0 and 1")
         require(0 <= self.view_dropout < 1, f"view_dropout={self.view_dropout} must be at least 0 and below 1")
         for name in ("weight_decay", "view_noise"):
@@ -154,7 +152,7 @@ class DeepMethod(Method):
 
     def _begin(self, items: Items, labels: Labels, progress: bool | None) -> None:
         self._batches(items, labels).require_enough()
-        with limited_threads(self._n_threads):
+        with limited_threads(self.threads):
             backbone = self._trained_part()
             feature_map = self._feature_map(items, backbone, progress)
             if backbone is None and isinstance(items, ArrayItems):
@@ -165,16 +163,12 @@ class DeepMethod(Method):
 
     def _fit(self, items: Items, labels: Labels, run: Run | None, progress: bool | None) -> None:
         data = self.__dict__.pop("_data")
-        with limited_threads(self._n_threads):
+        with limited_threads(self.threads):
             self.log_ = train(self, data, run, progress)
 
     def _diagnosis(self, items: Items) -> dict[str, Any]:
         """The last epoch's numbers beside the use of the codes."""
         return {**(self.log_[-1] if hasattr(self, "log_") else {}), **super()._diagnosis(items)}
-
-    @property
-    def _n_threads(self) -> int:
-        return self.threads or (torch.get_num_threads() if self._is_finetuned else 1)
 
     @property
     def _takes_pixels(self) -> bool:
