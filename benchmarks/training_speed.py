@@ -97,7 +97,8 @@ def print_shares(x: np.ndarray, labels: np.ndarray) -> None:
     """Where the time of a step goes, by the parts of our own code."""
     model = CombEmb(bits=BITS, epochs=1, batch_size=BATCH).fit(x, labels)
     items = ArrayItems(x, model.feature_map_).in_memory()
-    data = PartlyLabelled(items, read_labels(labels, N), BATCH, 0.5, seed=0)
+    data = PartlyLabelled(items, read_labels(labels, N), BATCH, 0.5, seed=0, with_clean=True)
+    model.prepare(data)
     optimiser = model.optimisers()
     model.module_.train()
     with profile(activities=[ProfilerActivity.CPU]) as record:
@@ -127,7 +128,8 @@ def main() -> None:
     x, labels = blobs()
     _, model = our_fit(x, labels)
     items = ArrayItems(x, model.feature_map_).in_memory()
-    data = PartlyLabelled(items, read_labels(labels, N), BATCH, 0.5, seed=0)
+    data = PartlyLabelled(items, read_labels(labels, N), BATCH, 0.5, seed=0, with_clean=True)
+    model.prepare(data)
     table = model.meta_classes_.table
     same_work = {"pair_rules": ("similar",), "positive_threshold": 0.7}
     print(f"{N} x {V} x {FEATURES}, {BITS} bits, {EPOCHS} epochs of {len(data)} steps, batch {BATCH}, one thread")
