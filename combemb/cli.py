@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from combemb import demo as digits_demo
 from combemb import methods, processes
 from combemb.files import write_atomically
 from combemb.methods.base import Method
@@ -129,6 +128,8 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Learn handwritten digits of which seven are half labelled and three never, and search for all ten."""
+    from combemb import demo as digits_demo  # noqa: PLC0415 - matplotlib would cost every start half a second
+
     with errors_shown():
         for line in digits_demo.run(folder, progress=not quiet):
             if not quiet:
@@ -207,7 +208,7 @@ def _apply(
     write_atomically(target, partial(write, rows))
     if given.broken:
         listed = "\n  ".join(f"{name}: {reason}" for name, reason in given.broken.items())
-        err.print(f"{len(given.broken)} images could not be read and have no row:\n  {escape(listed)}", soft_wrap=True)
+        err.print(f"unreadable images, which have no row: {len(given.broken)}\n  {escape(listed)}", soft_wrap=True)
     if not quiet:
         out.print(f"{len(rows)} rows of {rows.shape[1]} {rows.dtype} written to {target}", soft_wrap=True)
 

@@ -12,7 +12,7 @@ APART = {"epoch", "loss", "items_per_second", "n_codes", "n_coded", "code_use", 
 
 def draw_curves(log: list[dict[str, Any]], path: Path) -> None:
     """Draw a log, one record per epoch, to a PNG file."""
-    figure = Figure(figsize=(12, 3.2), layout="constrained")
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
     losses, pairs, counts, use = figure.subplots(1, 4, width_ratios=[3, 3, 3, 2])
     _lines(losses, log, [name for name in log[0] if name not in APART and not _is_share(name)], "loss terms")
     _lines(pairs, log, [name for name in log[0] if _is_share(name)], "pair rules on labelled pairs")
@@ -36,7 +36,7 @@ def _lines(axes: Axes, log: list[dict[str, Any]], names: list[str], title: str) 
     axes.set(title=title, xlabel="epoch")
     axes.grid(alpha=0.3)
     if names:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)
 
 
 def _heat(axes: Axes, use: list[list[float]] | None) -> None:

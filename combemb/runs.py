@@ -10,7 +10,6 @@ from pyarrow import csv
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from combemb.curves import draw_curves
 from combemb.files import write_atomically, write_json
 
 FORMAT_VERSION = 1
@@ -95,6 +94,8 @@ class Run:
         """Store what one should look at: numbers as JSON and, where something was trained, its curves as a picture."""
         write_json(self.folder / DIAGNOSIS, diagnosis)
         if log:
+            from combemb.curves import draw_curves  # noqa: PLC0415 - matplotlib would cost every start half a second
+
             write_atomically(self.folder / CURVES, lambda temporary: draw_curves(log, temporary))
 
     def write_broken(self, broken: dict[str, str]) -> None:

@@ -212,7 +212,7 @@ def photo_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "photos"
     result = call("fit", photos, "--out", folder, *SMALL)
     assert result.exit_code == 0, result.output
-    for word in ("1 images could not be read and were left out", "4 meta-classes", "broken.csv", "run.json"):
+    for word in ("unreadable images left out: 1", "4 meta-classes", "broken.csv", "run.json"):
         assert word in result.stdout
     return folder
 
@@ -233,7 +233,7 @@ def test_images_get_rows_with_ids_and_broken_ones_are_told(
     expected = getattr(model, verb)(model.read(photos)).numpy()
     result = call(verb, photo_run, photos, "--out", tmp_path / "rows.parquet")
     assert result.exit_code == 0, result.output
-    assert "1 images could not be read and have no row:" in result.stderr
+    assert "unreadable images, which have no row: 1" in result.stderr
     assert f"{BROKEN}: " in result.stderr
     assert "71 rows" in result.stdout
     table = pq.read_table(tmp_path / "rows.parquet")

@@ -3,13 +3,6 @@
 import math
 
 import torch
-from kornia.color import rgb_to_grayscale
-from kornia.enhance import (
-    adjust_brightness_accumulative,
-    adjust_contrast_with_mean_subtraction,
-    adjust_saturation_with_gray_subtraction,
-)
-from kornia.filters import gaussian_blur2d
 from torch import Tensor
 
 from combemb.data.augmentation import NO_STEPS
@@ -50,14 +43,16 @@ def shifted_hue(x: Tensor, turns: Tensor) -> Tensor:
 
 def _changed(x: Tensor, steps: Tensor) -> Tensor:
     """x (b, 3, H, W) in 0..1 after its steps."""
+    import kornia  # noqa: PLC0415 - a run that finds its features in the cache starts sooner without
+
     brightness, contrast, saturation, hue, grey, sigma = steps.unbind(1)
-    x = adjust_brightness_accumulative(x, brightness)
-    x = adjust_contrast_with_mean_subtraction(x, contrast)
-    x = adjust_saturation_with_gray_subtraction(x, saturation)
+    x = kornia.enhance.adjust_brightness_accumulative(x, brightness)
+    x = kornia.enhance.adjust_contrast_with_mean_subtraction(x, contrast)
+    x = kornia.enhance.adjust_saturation_with_gray_subtraction(x, saturation)
     x = shifted_hue(x, hue)
-    x = torch.where(grey[:, None, None, None] > 0, rgb_to_grayscale(x), x)
+    x = torch.where(grey[:, None, None, None] > 0, kornia.color.rgb_to_grayscale(x), x)
     blurred = (sigma > 0).nonzero()[:, 0]
     if len(blurred) > 0:
         side = math.ceil(x.shape[-1] / 10) // 2 * 2 + 1
-        x[blurred] = gaussian_blur2d(x[blurred], side, sigma[blurred, None].expand(-1, 2))
+        x[blurred] = kornia.filters.gaussian_blur2d(x[blurred], side, sigma[blurred, None].expand(-1, 2))
     return x

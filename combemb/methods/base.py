@@ -190,7 +190,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         """What the fit learned, in a few lines for a reader."""
         lines = [f"{type(self).__name__}: {self.codebook!r}"] if self.task != "discovery" else []
         broken = getattr(self, "broken_", {})
-        return lines + ([f"{len(broken)} images could not be read and were left out"] if broken else [])
+        return lines + ([f"unreadable images left out: {len(broken)}"] if broken else [])
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a run folder: the configuration as JSON, the fitted state as safetensors."""

@@ -47,7 +47,6 @@ class CombEmb(DeepMethod):
 
     task: ClassVar[Literal["retrieval", "discovery", "both"]] = "both"
     needs_other_gradient: ClassVar[bool] = False  # Eq. 7 stops it
-    wants_clean: ClassVar[bool] = True  # to find what is near
     paper: ClassVar[str] = "Open-Set Representation Learning through Combinatorial Embedding, CVPR 2023"
 
     bits: int = setting(48, "length of a code, a multiple of log2(n_meta_classes)")
@@ -100,6 +99,11 @@ class CombEmb(DeepMethod):
         """
         published = {"sub_vector": 12, "similarity_temperature": 1.0, "positive_gradient": True, "ramp_share": 0.0}
         return cls(bits=bits, **{"pair_rules": ("similar",), "positive_threshold": 0.7, **published, **fields})
+
+    @property
+    def wants_clean(self) -> bool:
+        """Whether the rule `nearest` asks for it."""
+        return "nearest" in self.pair_rules
 
     @property
     def n_sets(self) -> int:
@@ -167,14 +171,17 @@ class CombEmb(DeepMethod):
         some = self.clean_features(data.items, torch.from_numpy(picked))
         directions = discriminant_map(labelled, membership, some, self.neighbour_features)
         landmarks = some @ directions
+        n_averaged = min(self.smoothing, max(len(landmarks) // 10, 1))  # the mean of all would tell nothing
         found = torch.empty(N, directions.shape[1], dtype=torch.float16)
         for rows in torch.arange(N).split(data.items.n_rows):
-            found[rows] = smoothed(self.clean_features(data.items, rows) @ directions, landmarks, self.smoothing).half()
+            found[rows] = smoothed(self.clean_features(data.items, rows) @ directions, landmarks, n_averaged).half()
         return found.to(self._net.threshold.device)
 
     def _fit(self, items: Items, labels: Labels, run: Run | None, progress: bool | None) -> None:
-        super()._fit(items, labels, run, progress)
-        self.__dict__.pop("_neighbour_features", None)  # as large as the data, and of no use after training
+        try:
+            super()._fit(items, labels, run, progress)
+        finally:
+            self.__dict__.pop("_neighbour_features", None)  # as large as the data, and of no use after training
 
     def losses(self, batch: Batch) -> Terms:
         """The three terms of Eq. 8, divided by M; Eq. 5 and 6 see the batch of all processes."""
@@ -271,8 +278,9 @@ class CombEmb(DeepMethod):
         rows = torch.linspace(0, len(data.items) - 1, min(len(data.items), DIAGNOSED_ITEMS)).long()
         codebook = self.codebook
         codes = codebook.encode(self._net(self.clean_features(data.items, rows).to(pi.device)).cpu())
+        threshold = {"threshold": float(self._net.threshold)} if "similar" in self.pair_rules else {}
         return {
-            "threshold": float(self._net.threshold),
+            **threshold,
             "positives_per_anchor": float(per_item[:, first:].mean()),
             "pair_precision": precision,
             "pair_recall": recall,

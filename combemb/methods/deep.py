@@ -37,7 +37,6 @@ class DeepMethod(Method):
     """A method with a module, trained by the one loop: it brings `network`, `losses` and what else it needs."""
 
     needs_other_gradient: ClassVar[bool] = True  # whether a loss sends gradients through the second view
-    wants_clean: ClassVar[bool] = False  # whether batches hold the clean view too, where the backbone is frozen
 
     finetune: str = setting("none", "stages of the backbone that train with the head, on images: none, last or all")
     backbone_rate: float = setting(0.1, "learning rate of the backbone as a share of the head's; ours")
@@ -91,6 +90,11 @@ class DeepMethod(Method):
     def diagnostics(self, batch: Batch, data: PartlyLabelled) -> dict[str, Any]:
         """Numbers for the log, after each epoch, from its last batch (as the loop has it) and the data."""
         return {}
+
+    @property
+    def wants_clean(self) -> bool:
+        """Whether batches shall hold the clean view too, where the backbone is frozen."""
+        return False
 
     def n_epochs(self, steps_per_epoch: int) -> int:
         """How often to go through the data."""

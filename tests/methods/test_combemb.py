@@ -180,6 +180,18 @@ def test_what_only_training_needs_is_gone_after_it():
     assert [name for name, value in vars(method).items() if isinstance(value, torch.Tensor)] == []
 
 
+def test_a_stopped_fit_lets_go_of_what_only_training_needs(monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    x, labels = problem()
+    method = CombEmb(**SMALL)
+    monkeypatch.setattr(method, "diagnostics", stop)
+    with pytest.raises(KeyboardInterrupt):
+        method.fit(x, labels, progress=False)
+    assert [name for name, value in vars(method).items() if isinstance(value, torch.Tensor)] == []
+
+
 @pytest.mark.parametrize("fields", [{"seed": 9}, FIXED], ids=["default", "similar"])
 def test_the_log_diagnoses_the_last_batch_of_an_epoch(fields):
     method, data = fitted(**fields)
@@ -193,7 +205,8 @@ def test_the_log_diagnoses_the_last_batch_of_an_epoch(fields):
     true = [(i, j) for i in range(n) for j in range(n) if i != j and classes[i] == classes[j]]
     assert record["pair_precision"] == pytest.approx(sum(taken) / len(taken))
     assert record["pair_recall"] == pytest.approx(sum(taken) / len(true))
-    assert record["threshold"] == pytest.approx(fields.get("positive_threshold", 1.0))
+    given = fields.get("positive_threshold")
+    assert record.get("threshold") == (None if given is None else pytest.approx(given))
     assert 0 < record["pair_recall"] < 1
 
 

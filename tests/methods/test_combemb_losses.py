@@ -150,6 +150,15 @@ def test_neighbours_are_sought_in_the_features_of_the_loops(multi, fields):
     torch.testing.assert_close(found @ found.T, loops @ loops.T, rtol=0, atol=2e-3)
 
 
+def test_the_items_of_a_small_set_are_not_averaged_away():
+    method, data = fitted()
+    values = data.labels.values
+    few = np.concatenate([np.flatnonzero(values == c)[:2] for c in range(5)])  # ten, as many as are averaged
+    items = ArrayItems(data.items.x[few], data.items.transform)
+    method.prepare(replace(data, items=items, labels=data.labels.take(few)))
+    assert len(method._neighbour_features.unique(dim=0)) == 10
+
+
 def test_neighbours_are_sought_by_cosine_however_roughly_the_features_are_kept():
     """In float16 a row is not quite of unit length, and items near each other differ by less than that."""
     method, batch = training(**NEIGHBOURS)

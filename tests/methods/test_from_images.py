@@ -173,7 +173,7 @@ def test_a_missing_folder_is_named(make, tmp_path, fitted):
 def test_broken_images_are_left_out_and_listed(make, fields, damaged, tmp_path):
     model = make(**fields).fit(damaged, folder=tmp_path / "run")
     assert model.broken_.keys() == set(BROKEN)
-    assert "2 images could not be read and were left out" in model.summary()
+    assert "unreadable images left out: 2" in model.summary()
     listed = pyarrow.csv.read_csv(tmp_path / "run" / "broken.csv").to_pydict()
     assert listed == {"id": list(BROKEN), "reason": list(model.broken_.values())}
     assert all(listed["reason"])
