@@ -1,6 +1,11 @@
-"""What holds for all tests."""
+"""What holds for all tests, and what more than one file of them needs."""
+
+from functools import partial
 
 import pytest
+
+from combemb.methods import deep
+from combemb.training import train
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -9,3 +14,9 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMBEMB_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def every_epoch(monkeypatch):
+    """A checkpoint after every epoch."""
+    monkeypatch.setattr(deep, "train", partial(train, checkpoint_seconds=0.0))
