@@ -93,7 +93,7 @@ class DeepMethod(Method):
 
     @property
     def wants_clean(self) -> bool:
-        """Whether batches shall hold the clean view too, where the backbone is frozen."""
+        """Whether batches shall hold the clean view too; where a whole backbone trains, its pass would cost too much."""
         return False
 
     def n_epochs(self, steps_per_epoch: int) -> int:
@@ -122,7 +122,9 @@ class DeepMethod(Method):
             x = self.tower_.features(batch.x)
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.needs_other_gradient):
                 other = self.tower_.features(batch.other)
-        return replace(batch, x=x, other=other)
+            with torch.no_grad():
+                clean = None if batch.clean is None else self.tower_.features(batch.clean)
+        return replace(batch, x=x, other=other, clean=clean)
 
     @torch.no_grad()
     def clean_features(self, items: Items, rows: Tensor) -> Tensor:
@@ -217,7 +219,7 @@ class DeepMethod(Method):
             self.view_dropout,
             processes.rank(),
             processes.world_size(),
-            self.wants_clean and not self._is_finetuned,
+            self.wants_clean and not (self._is_finetuned and self.finetune == "all"),
         )
 
     def _embed(self, x: Tensor) -> Tensor:

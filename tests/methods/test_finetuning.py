@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -17,11 +16,9 @@ from combemb.backbones.feature_map import FeatureMap
 from combemb.backbones.resnet18 import ResNet18
 from combemb.data.image_items import ImageItems
 from combemb.machine import bfloat16_runs, seeded
-from combemb.methods import deep
 from combemb.methods.combemb import CombEmb
 from combemb.methods.tower import LastStage, Tower
 from combemb.runs import CHECKPOINT, WEIGHTS, Run
-from combemb.training import train
 from tests.pictures import LABELS, PIXELS, SEEN, cached, write_folder
 
 MODES = ("last", "all")
@@ -74,12 +71,6 @@ def whole(make):
     return make("all").fit(PIXELS, LABELS)
 
 
-@pytest.fixture
-def every_epoch(monkeypatch):
-    """A checkpoint after every epoch."""
-    monkeypatch.setattr(deep, "train", partial(train, checkpoint_seconds=0.0))
-
-
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
     assert before.keys() == after.keys()
     return {name for name in before if not torch.equal(before[name], after[name])}
@@ -112,6 +103,15 @@ def test_only_the_weights_of_the_last_stage_change(last, weights):
     assert changed(start.state_dict(), trained.state_dict()) == parameters_of(start)  # not what batch norms have seen
     assert {name.split(".")[1] for name in last.state() if name.startswith("backbone.")} == {"stage"}
     assert changed(load_file(weights), last._backbone.state_dict()) == set()
+
+
+def test_a_last_stage_that_stands_still_gives_what_a_frozen_backbone_gives(make, last):
+    """The same batches, views and pair rules; only the rounding of what is kept differs."""
+    still = make("last", backbone_rate=1e-9).fit(PIXELS, LABELS)
+    frozen = make("none", backbone_weights=still.backbone_weights).fit(PIXELS, LABELS)
+    expected = frozen.embed(PIXELS)
+    torch.testing.assert_close(still.embed(PIXELS), expected, rtol=0, atol=0.01)
+    assert (last.embed(PIXELS) - expected).abs().max() > 0.02
 
 
 def test_a_low_rate_keeps_the_last_stage_where_it_was(make, weights):
