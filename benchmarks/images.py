@@ -33,6 +33,8 @@ def first_of_each(targets: np.ndarray, n: int | None) -> np.ndarray:
     """Rows of the first n items of every class."""
     if n is None:
         return np.arange(len(targets))
+    if targets.ndim > 1:
+        raise SystemExit("items have several classes: --per-class and --queries-per-class make no sense here")
     return np.sort(np.concatenate([np.flatnonzero(targets == c)[:n] for c in np.unique(targets)]))
 
 

@@ -98,7 +98,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
         grad.copy_(part.view_as(grad))
 
 
-def same_start(module: nn.Module) -> None:
+def same_state(module: nn.Module) -> None:
     """Give every process the parameters and buffers of the first."""
     if world_size() > 1:
         for tensor in module.state_dict().values():

@@ -63,7 +63,7 @@ def train(
     device = next(module.parameters()).device
     peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
     first, log = _restore(run, module, optimisers)
-    processes.same_start(module)
+    processes.same_state(module)
     n_epochs = method.n_epochs(len(data))
     n_steps, n_items = n_epochs * len(data), data.n_labelled + data.n_unlabelled
     stored = time.monotonic()
@@ -106,6 +106,7 @@ def train(
                 if time.monotonic() - stored >= checkpoint_seconds and epoch + 1 < n_epochs:
                     run.write_checkpoint(epoch + 1, _state(module, optimisers))
                     stored = time.monotonic()
+    processes.same_state(module)  # each process has batch statistics of its own where a whole backbone trains
     module.eval()
     return log
 

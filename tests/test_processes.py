@@ -94,7 +94,7 @@ def start_case() -> dict[str, torch.Tensor]:
         torch.manual_seed(processes.rank())
         module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     module[1].running_mean.fill_(processes.rank())
-    processes.same_start(module)
+    processes.same_state(module)
     rank = torch.tensor(float(processes.rank()))
     return {**module.state_dict(), "mean": processes.mean(rank), "rank": rank}
 
@@ -316,7 +316,7 @@ def test_two_processes_write_one_run_folder(torchrun, alone):
     assert run.log() == json.loads((torchrun / "log-0.json").read_text())
     assert [record["epoch"] for record in run.log()] == [1, 2, 3]
     for record, expected in zip(run.log(), alone.log_, strict=True):
-        for name in ("loss", "meta", "similarity", "consistency", "threshold", "positives_per_anchor"):
+        for name in ("loss", "meta", "similarity", "consistency", "pair_precision", "positives_per_anchor"):
             assert record[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), name
 
 

@@ -26,6 +26,7 @@ class Backbone(nn.Module):
     min_size: int = 32
     has_weights: bool = False  # whether it comes pretrained
     n_features: int  # F
+    settings: str = ""  # what decides the features beside the weights and the scale of the pixels
 
     def __init__(self, mean: tuple[float, ...] = (127.5,) * 3, std: tuple[float, ...] = (127.5,) * 3):
         super().__init__()

@@ -78,7 +78,7 @@ class Folder:
     def of(cls, cache: Path | None, name: str, holds: dict[str, Any], n_images: int) -> Self:
         """The folder in the cache; `name` helps a human who looks for it."""
         holds = json.loads(json.dumps({"format": FORMAT, **holds}))  # as it will be read: a tuple is a list there
-        plain = re.sub(r"[^\w.-]+", "-", name)
+        plain = re.sub(r"[^\w.-]+", "-", name)[:80]
         return cls(cache_root(cache) / "features" / f"{plain}-{_digest(holds)}", holds, n_images)
 
     def best(self, recipe: Recipe) -> Stored | None:
@@ -90,6 +90,11 @@ class Folder:
         """A finished file that has all views of the recipe, and perhaps more."""
         stored = self.best(recipe)
         return stored if stored and stored.recipe.n_shared(recipe) == recipe.n_views else None
+
+    def clear(self) -> None:
+        """Forget all files, finished or not; the records first, which give the others sense."""
+        for path in sorted(self.path.glob("[!.]*"), key=lambda path: path.suffix != ".json"):
+            path.unlink(missing_ok=True)
 
     @contextmanager
     def alone(self, progress: bool | None) -> Iterator[None]:
@@ -166,6 +171,7 @@ class Writer:
     def finish(self) -> None:
         """Make the file that others find. May be stopped and called again at any point."""
         self.save()
+        self.file.close()  # Windows renames no open file
         kept = np.delete(np.arange(self.folder.n_images), list(self.broken))
         if self.part.stat().st_size != self._bytes(len(kept)):
             self._squeeze(kept)
@@ -174,6 +180,8 @@ class Writer:
 
     def discard(self) -> None:
         """Forget what is done."""
+        if hasattr(self, "file"):
+            self.file.close()
         for path in (self._record_path, self.part, self.part.with_suffix(".npy")):  # first what gives the others sense
             path.unlink(missing_ok=True)
 
@@ -254,11 +262,12 @@ class Writer:
         squeezed = self.part.with_suffix(".squeezed")
         with squeezed.open("wb") as file:
             file.write(self._header(len(kept)))
-            for view in x:
+            for view in range(len(x)):
                 for rows in np.array_split(kept, 1 + len(kept) * self._row_bytes // COPY_BYTES):
-                    file.write(view[rows].data)
+                    file.write(x[view][rows].data)
             file.flush()
             os.fsync(file.fileno())
+        del x
         squeezed.replace(self.part)
 
 

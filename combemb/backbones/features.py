@@ -76,7 +76,7 @@ def extract(
     holds = {"images": images.key, "backbone": about, "size": size, "last_stage": last_stage}
     folder = Folder.of(cache, f"{backbone.name}-{size}px", holds, len(images))
     stored = folder.find(recipe)
-    if stored is not None:
+    if stored is not None and not _is_mended(stored, images):
         return _features(folder, stored, n_views, is_hit=True)
     if not keep:
         with torch.inference_mode():
@@ -84,6 +84,9 @@ def extract(
                 _Batches(views, range(n_views), 0, batch_size), _network(backbone, last_stage, device), device
             )
     with folder.alone(progress):
+        known = folder.best(recipe)
+        if known is not None and _is_mended(known, images):
+            folder.clear()
         stored = folder.find(recipe)  # another process may have made it
         if stored is not None:
             return _features(folder, stored, n_views, is_hit=True)
@@ -96,6 +99,17 @@ def extract(
         stored = folder.find(recipe)
         assert stored is not None, "the features were written but are not found"
         return _features(folder, stored, n_views, is_hit=False)
+
+
+def _is_mended(stored: Stored, images: Images) -> bool:
+    """Whether an image can be read now that could not be; its size and time need not have changed."""
+    for row in stored.broken:
+        try:
+            images.read(row, at_least=1)
+        except BrokenImage:
+            continue
+        return True
+    return False
 
 
 def _in_memory(batches: "_Batches", network: Callable[[Tensor], Tensor], device: torch.device) -> Features:

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from combemb.backbones.base import Backbone, first_of
 
+NO_SETTINGS = ("_name_or_path", "transformers_version")  # of a model's configuration
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "first token": lambda x: x[:, 0],
     "mean of tokens": lambda x: x.mean(dim=1),
@@ -38,6 +40,8 @@ class HuggingFace(Backbone):
         model, settings = load(source)
         super().__init__(*pixel_scale(settings))
         self.name = f"hf:{source}"
+        config = {key: value for key, value in model.config.to_dict().items() if key not in NO_SETTINGS}
+        self.settings = json.dumps(config, sort_keys=True, default=str)
         self.default_size = image_side(settings, model.config)
         self.min_size = side(getattr(model.config, "patch_size", None)) or self.min_size
         whole = WholeModel(model).eval()

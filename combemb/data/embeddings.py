@@ -71,8 +71,8 @@ def as_array(x: Any) -> np.ndarray:
             raise ValueError("the rows of x differ in length; give embeddings (N, F) or (N, V, F)") from error
     if array.ndim == 4:
         raise ValueError(
-            f"x has shape {array.shape} and dtype {array.dtype}; images come with a backbone; "
-            "give embeddings (N, F) or (N, V, F)"
+            f"x has shape {array.shape} and dtype {array.dtype}; give embeddings (N, F) or (N, V, F), or images as a "
+            "folder, a manifest or a numpy array (N, H, W, 3) of uint8"
         )
     if array.ndim not in (2, 3):
         raise ValueError(f"x has shape {array.shape}; give embeddings (N, F) or (N, V, F), one item as x[None]")

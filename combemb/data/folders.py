@@ -1,7 +1,7 @@
 """Images from a folder, whose sub-folders are the classes, from a manifest, or from an array file."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +15,12 @@ PARTS = ({"train", "test"}, {"train", "val"})
 
 
 def read_images(path: str | Path) -> Images:
-    """Read an image folder; a manifest, `.csv` or Parquet, with a column `path`; or `.npy` with (N, H, W, 3) of uint8.
+    """Read an image folder; a manifest, `.csv` or Parquet, with a column `path`; an image; or `.npy` of pixels.
 
     Folder: each sub-folder is a class, with all that lies below it; loose images and those in `unlabelled/` have no
-    label. If it holds exactly `train/` and `test/` (or `val/`) with sub-folders, these are read so, and `is_test` is
-    set. Images come in the order of their paths, and ids are the paths below the folder. Hidden files and those whose
-    suffix is no image's are passed over; links are followed, but not in circles.
+    label. If it holds exactly `train/`, with sub-folders, and `test/` (or `val/`), these are read so, and `is_test` is
+    set. Images come in the order of their paths, and ids are the paths below the folder. Hidden files, run folders and
+    files whose suffix is no image's are passed over; links are followed, but not in circles.
     """
     path = Path(path)
     if path.is_dir():
@@ -31,28 +31,40 @@ def read_images(path: str | Path) -> Images:
         return _read_npy(path)
     if not path.exists():
         raise ValueError(f"cannot read {path}: there is no such file or folder")
+    if path.suffix.lower() in image_suffixes():
+        return listed_images([path])
     raise ValueError(
         f"cannot read {path}: unknown suffix {path.suffix!r}; give an image folder, a manifest "
-        f"({', '.join(MANIFEST_SUFFIXES)}) or .npy"
+        f"({', '.join(MANIFEST_SUFFIXES)}), an image or .npy"
     )
 
 
+def listed_images(paths: Sequence[str | Path]) -> Images:
+    """Images of the files named; the names are the ids."""
+    return Images(files=[Path(path) for path in paths], ids=np.array([_readable(str(path)) for path in paths]))
+
+
 def is_images(path: str | Path) -> bool:
-    """Whether `read_images` is to read this path: a folder, a manifest, or an array file of four dimensions.
+    """Whether `read_images` is to read this path: a folder, a manifest, an image, or an array file of pixels.
 
     A Parquet file is a manifest if it has a column `path` and no `embedding`.
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if path.is_dir() or suffix == ".csv":
+    if path.is_dir() or suffix == ".csv" or suffix in image_suffixes():
         return True
     try:
         if suffix in PARQUET_SUFFIXES:
             names = pq.read_schema(path).names
             return "path" in names and "embedding" not in names
-        return suffix == ".npy" and np.lib.format.open_memmap(path, mode="r").ndim == 4
+        return suffix == ".npy" and are_pixels(np.lib.format.open_memmap(path, mode="r"))
     except (OSError, ValueError):  # damaged or missing: for the reader of embeddings to say
         return False
+
+
+def are_pixels(x: np.ndarray) -> bool:
+    """Whether an array holds pixels rather than embeddings; `Images` says what is wrong with those it cannot take."""
+    return x.ndim == 4 or (x.ndim == 3 and x.dtype == np.uint8)
 
 
 def image_files(folder: Path) -> list[str]:
@@ -79,7 +91,7 @@ def _read_folder(folder: Path) -> Images:
     is_test = np.array([not name.startswith("train/") for name in ids]) if part_names else None
     return Images(
         files=[folder / name for name in ids],
-        ids=np.array(ids),
+        ids=np.array([_readable(name) for name in ids]),
         labels=np.array(labels, dtype=object) if class_names else None,
         class_names=np.array(class_names) if class_names else None,
         is_test=is_test,
@@ -87,15 +99,20 @@ def _read_folder(folder: Path) -> Images:
 
 
 def _label(parts: list[str]) -> str | None:
-    return None if len(parts) == 1 or parts[0] in UNLABELLED else parts[0]
+    return None if len(parts) == 1 or parts[0].lower() in UNLABELLED else _readable(parts[0])
+
+
+def _readable(name: str) -> str:
+    """A file's name as text that can be written; bytes that are no UTF-8 are spelled out."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _parts(folder: Path) -> set[str] | None:
     """The names of the folders for training and testing, if the folder is divided so."""
     names = {entry.name for entry in _visible(folder) if entry.is_dir()}
-    found = names.difference(UNLABELLED)
+    found = {name for name in names if name.lower() not in UNLABELLED}
     is_divided = any(pair <= found for pair in PARTS) and found <= set().union(*PARTS)
-    if not is_divided or not all(any(e.is_dir() for e in _visible(folder / name)) for name in found):
+    if not is_divided or not any(entry.is_dir() for entry in _visible(folder / "train")):
         return None
     has_loose_images = any(_is_image(entry) for entry in _visible(folder))
     if names not in PARTS or has_loose_images:
@@ -103,7 +120,7 @@ def _parts(folder: Path) -> set[str] | None:
         raise ValueError(
             f"{folder} holds {', '.join(sorted(found))}"
             + (f" and {', '.join(others)}" if others else "")
-            + "; give exactly train and test, or train and val, each with a sub-folder for each class; "
+            + "; give exactly train and test, or train and val, with a sub-folder for each class; "
             "images without a label go into train/unlabelled"
         )
     return names
@@ -124,7 +141,11 @@ def _walk(folder: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> Iter
 
 def _visible(folder: Path) -> list["os.DirEntry[str]"]:
     with os.scandir(folder) as entries:
-        return [entry for entry in entries if not entry.name.startswith(".")]
+        return [entry for entry in entries if not (entry.name.startswith(".") or _is_run(entry))]
+
+
+def _is_run(entry: "os.DirEntry[str]") -> bool:
+    return entry.is_dir() and (Path(entry.path) / "run.json").is_file()
 
 
 def _is_image(entry: "os.DirEntry[str]") -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from combemb.data.augmentation import Views
 from combemb.data.colour import coloured
 from combemb.data.images import BrokenImage, Images, refuse_many_broken
+from combemb.machine import n_cores
 from combemb.progress import Display
 
 
@@ -21,11 +22,12 @@ class ImageItems:
 
     n_views = 2**16
     n_rows = 64
+    is_slow = True
 
-    def __init__(self, views: Views, rows: np.ndarray | None = None, n_threads: int = 2):
+    def __init__(self, views: Views, rows: np.ndarray | None = None, n_threads: int | None = None):
         self.views = views
         self.rows = np.arange(len(views.images)) if rows is None else rows  # positions among the images
-        self.n_threads = n_threads  # that decode; Pillow works outside Python's lock
+        self.n_threads = n_threads or n_cores()  # that decode; Pillow works outside Python's lock
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -49,8 +51,8 @@ class ImageItems:
             raise BrokenImage(f"{self.views.images.name(position)}: {error}") from error
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells a resumed run that its images are the same."""
-        return {"images": self.views.images.key, "shape": [len(self)]}
+        """How many there are; which images they are says their key."""
+        return {"shape": [len(self)]}
 
 
 def readable(images: Images, progress: bool | None = None, n_threads: int = 2) -> tuple[np.ndarray, dict[int, str]]:

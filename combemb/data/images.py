@@ -1,6 +1,7 @@
 """Images as a user has them: files of any size, or an array; read one at a time, upright and in RGB."""
 
 import hashlib
+import os
 import threading
 import warnings
 from collections.abc import Sequence
@@ -98,7 +99,7 @@ class Images:
 
     @cached_property
     def key(self) -> str:
-        """Hex digest that changes with the images: with every pixel of an array, or with each file's id, size and time.
+        """Hex digest that changes with every pixel of an array, or with the path, size and time of each file.
 
         Files are not opened, labels do not count, and a missing file is part of the key too.
         """
@@ -110,9 +111,8 @@ class Images:
                 digest.update(np.ascontiguousarray(self.pixels[start : start + step]).data)
         else:
             assert self.files is not None
-            ids = self.files if self.ids is None else self.ids
-            for name, file in zip(ids, self.files, strict=True):
-                digest.update(repr((str(name), *_size_and_time(file))).encode())
+            for file in self.files:
+                digest.update(os.fsencode(Path(file).absolute()) + repr(_size_and_time(file)).encode())
         return digest.hexdigest()
 
 
@@ -146,6 +146,7 @@ def _check_pixels(pixels: np.ndarray) -> None:
     hint = "give (N, H, W, 3)"
     if pixels.ndim == 3:
         hint += ": one image as pixels[None]" if shape[2] == 3 else ": grey images as np.stack([pixels] * 3, axis=-1)"
+        hint += "; embeddings with views (N, V, F) are floats"
     elif pixels.ndim == 4 and shape[1] == 3:
         hint += ": pixels.transpose(0, 2, 3, 1) moves the channels to the end"
     elif pixels.ndim == 4 and shape[3] in (1, 4):
@@ -170,15 +171,15 @@ def _size_and_time(file: Path) -> tuple[int, int]:
 
 
 def _read_file(file: Path, at_least: int) -> Image.Image:
-    if not file.is_file():  # opening a named pipe would wait for ever
-        raise BrokenImage("not a file" if file.exists() else "no such file")
     try:
+        if not file.is_file():  # opening a named pipe would wait for ever
+            raise BrokenImage("not a file" if file.exists() else "no such file")
         with _silence, Image.open(file, formats=_formats()) as image:
             if at_least > 0:
                 image.draft(None, (at_least, at_least))
             image.load()
             return _as_rgb(_upright(image))
-    except MemoryError:
+    except (MemoryError, BrokenImage):
         raise
     except Exception as error:  # damaged files make Pillow raise nearly anything
         raise BrokenImage(_reason(file, error)) from error

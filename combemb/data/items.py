@@ -15,6 +15,7 @@ class Items(Protocol):
     """What a training needs of the things to learn from."""
 
     n_rows: int  # that are worked on at a time
+    is_slow: bool  # whether taking some is work that is worth doing ahead, while a step runs
 
     def __len__(self) -> int: ...
 
@@ -41,6 +42,7 @@ class ArrayItems:
     """Items as rows of an (N, V, F) array, which may be a memory map; rows are read when they are asked for."""
 
     n_rows = 16_384
+    is_slow = False
 
     def __init__(self, x: np.ndarray, transform: Callable[[Tensor], Tensor] | None = None):
         self.x = x if x.ndim == 3 else x[:, None]

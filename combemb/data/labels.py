@@ -46,6 +46,11 @@ class Labels:
         values = self.values[rows]
         return replace(self, values=values) if self.is_multi else read_labels(self.names(values), len(values))
 
+    def without_empty_classes(self) -> "Labels":
+        """Without the columns of a multi-label table that no labelled item is in."""
+        has_items = (self.values > 0).any(axis=0)
+        return replace(self, classes=self.classes[has_items], values=self.values[:, has_items])
+
     def membership(self, rows: np.ndarray | Sequence[int]) -> np.ndarray:
         """(n, C) float32: the classes of each of these labelled items, every row summing to one."""
         index = np.arange(len(self))[np.asarray(rows)]  # also of a boolean mask

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -82,8 +83,8 @@ class PartlyLabelled:
         is_labelled = torch.from_numpy(self.labels.is_labelled)
         labelled = _draws(torch.nonzero(is_labelled)[:, 0], len(self), self.n_labelled, generator)
         unlabelled = _draws(torch.nonzero(~is_labelled)[:, 0], len(self), self.n_unlabelled, generator)
-        for some, others in zip(labelled, unlabelled, strict=True):
-            yield self._batch(some, others, generator)
+        batches = (self._batch(*rows, generator) for rows in zip(labelled, unlabelled, strict=True))
+        yield from _ahead(batches) if self.items.is_slow else batches
 
     def _batch(self, labelled: Tensor, unlabelled: Tensor, generator: torch.Generator) -> Batch:
         n, V = len(labelled) + len(unlabelled), self.items.n_views
@@ -100,6 +101,15 @@ class PartlyLabelled:
             )
         labels = torch.from_numpy(self.labels.values[rows.numpy()])
         return Batch(rows, x, other, labels, len(labelled) // self.world_size, clean)
+
+
+def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, each made by a thread while the one before it is in use."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield batch
 
 
 def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -99,12 +99,13 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         run = Run(folder) if folder is not None else None
         if run:
             run.check_free(overwrite, resume)
-        for name in ("classes_", "image_size_", "_backbone", "_weights_digest"):
+        for name in ("classes_", "image_size_", "backbone_digest_", "_backbone", "_weights_digest"):
             self.__dict__.pop(name, None)  # not fitted until the data have passed, and perhaps set anew
         given, read = self._read(x, labels, progress)
         if isinstance(given.items, ArrayItems):
             check_finite(given.items.x, progress=progress)
-        config = {**self._config(read.classes), "data": {**given.items.fingerprint(), "labels": _digest(read.values)}}
+        data = {**given.items.fingerprint(), "images": given.images_key, "labels": _digest(read.values)}
+        config = {**self._config(read.classes), "data": data}
         is_resumed = run is not None and resume and run.has_config()
         if run and is_resumed:
             _require_same(run, config)
@@ -115,8 +116,9 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
                 return self
             self._begin(given.items, read, progress)
             processes.wait_for_all()
-            if run and not is_resumed and processes.is_first():
-                run.start(config)
+            if run and processes.is_first():
+                if not is_resumed:
+                    run.start(config)
                 run.write_broken(given.broken)
             processes.wait_for_all()
             self.classes_, self.broken_ = read.classes, given.broken
@@ -139,6 +141,8 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
             if images.is_test is not None:
                 train = np.flatnonzero(~images.is_test)
                 images, read = images.take(train), read.take(train)
+                if labels is None and read.is_multi:
+                    read = read.without_empty_classes()
             self.check(read, None)
             self.image_size_ = self._size(images)
             given = self._image_items(images, self.n_views, progress)
@@ -171,9 +175,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
             )
         require(
             isinstance(items, ArrayItems) != self._takes_pixels,
-            "this model was fitted on images with finetune='all'; give it images"
-            if self._takes_pixels
-            else "this model was fitted on embeddings; give it embeddings, not images",
+            "this model was fitted on images with finetune='all'; give it images",
         )
         if isinstance(items, ArrayItems):
             if items.n_features != self.n_inputs:
@@ -198,6 +200,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         run = Run(folder)
         run.check_free(overwrite, resume=False)
         run.start(self._config(self.classes_))
+        run.write_broken(getattr(self, "broken_", {}))
         run.write_weights(self.state())
 
     @classmethod
@@ -215,7 +218,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         kinds = {isinstance(name, str) for name in config["classes"]}
         method.classes_ = np.array(config["classes"], dtype=object if True in kinds else np.int64)
         if config.get("image_size") is not None:
-            method.image_size_ = config["image_size"]
+            method.image_size_, method.backbone_digest_ = config["image_size"], config["backbone_digest"]
         if not is_available(method.device):
             method.device = "auto"  # it was fitted on another machine
         try:
@@ -229,11 +232,16 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         return cls.__module__.rpartition(".")[2]
 
     def _config(self, classes: np.ndarray) -> dict[str, Any]:
+        chosen = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        if chosen["backbone_weights"] is not None:
+            chosen["backbone_weights"] = str(Path(chosen["backbone_weights"]).absolute())  # a run is read from anywhere
+        size = getattr(self, "image_size_", None)
         return {
             "combemb": __version__,
             "method": self._name(),
-            "fields": {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)},
-            "image_size": getattr(self, "image_size_", None),
+            "fields": chosen,
+            "image_size": size,
+            "backbone_digest": None if size is None else self._weights_digest,
             "classes": classes.tolist(),
         }
 
@@ -249,8 +257,9 @@ def _labels(labels: Any, n_items: int) -> Labels:
 def _require_same(run: Run, config: dict[str, Any]) -> None:
     """ValueError if a run to be resumed was started with other settings or other data."""
     stored = {"data": {}, **run.config()}
-    parts = {"method": stored["method"], "classes": stored["classes"], **stored["fields"], **stored["data"]}
-    now = {"method": config["method"], "classes": config["classes"], **config["fields"], **config["data"]}
+    names = ("method", "classes", "backbone_digest")
+    parts = {**{name: stored.get(name) for name in names}, **stored["fields"], **stored["data"]}
+    now = {**{name: config[name] for name in names}, **config["fields"], **config["data"]}
     changed = [name for name in {**parts, **now} if parts.get(name) != now.get(name)]
     differences = "; ".join(f"{name} was {parts.get(name)}, now it is {now.get(name)}" for name in changed)
     require(not changed, f"cannot resume {run.folder}: {differences}")

@@ -93,7 +93,7 @@ class DeepMethod(Method):
 
     @property
     def wants_clean(self) -> bool:
-        """Whether batches shall hold the clean view too; where a whole backbone trains, its pass would cost too much."""
+        """Whether batches shall hold the clean view too, unless all of a backbone trains: it would cost too much."""
         return False
 
     def n_epochs(self, steps_per_epoch: int) -> int:
@@ -138,7 +138,7 @@ class DeepMethod(Method):
 
     def _is_mixed(self, device: torch.device) -> bool:
         if self.mixed_precision is None:
-            return device.type == "cuda" and torch.cuda.is_bf16_supported()
+            return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return self.mixed_precision
 
     def _image_items(self, images: Images, n_views: int, progress: bool | None) -> Given:
@@ -154,7 +154,8 @@ class DeepMethod(Method):
         views = Views(images, self._size(images), self.augmentation, int(self.seed))
         rows, broken = readable(images, progress)
         ids = np.arange(len(images)) if images.ids is None else images.ids
-        return Given(ImageItems(views, rows), None, ids[rows], rows, {str(ids[r]): why for r, why in broken.items()})
+        reasons = {str(ids[row]): why for row, why in broken.items()}
+        return Given(ImageItems(views, rows), None, ids[rows], rows, images.key, reasons)
 
     def _begin(self, items: Items, labels: Labels, progress: bool | None) -> None:
         self._batches(items, labels).require_enough()

@@ -16,7 +16,7 @@ from combemb.backbones.base import Backbone
 from combemb.backbones.features import extract
 from combemb.data.augmentation import Augmentation
 from combemb.data.embeddings import Embeddings, as_array, read_embeddings
-from combemb.data.folders import is_images, read_images
+from combemb.data.folders import are_pixels, is_images, listed_images, read_images
 from combemb.data.images import BrokenImage, Images
 from combemb.data.items import ArrayItems, Items
 from combemb.machine import limited_threads, n_cores, resolved, seeded
@@ -36,6 +36,7 @@ class Given:
     labels: Any = None  # as they lay beside the items
     ids: np.ndarray | None = None
     rows: np.ndarray | None = None  # which of the images given the items are
+    images_key: str | None = None  # which changes with the images
     broken: dict[str, str] = dataclasses.field(default_factory=dict)  # id -> why it is left out
 
 
@@ -71,14 +72,19 @@ class FromImages:
     @property
     def augmentation(self) -> Augmentation:
         """The strengths together."""
-        return Augmentation(
-            crop_area=self.crop_area, flip=self.flip, colour=self.colour, grey=self.grey, blur=self.blur
-        )
+        names = ("crop_area", "flip", "colour", "grey", "blur")
+        return Augmentation(**{name: float(getattr(self, name)) for name in names})
 
     def read(self, x: Any, *, progress: bool | None = None) -> Given:
         """What a user gives, as items to embed: embeddings, or images as the method wants them, without broken ones."""
         images = as_images(x)
-        return as_embeddings(x) if images is None else self._image_items(images, 1, progress)
+        if images is None:
+            return as_embeddings(x)
+        require(
+            not hasattr(self, "classes_") or hasattr(self, "image_size_"),
+            "this model was fitted on embeddings; give it embeddings, not images",
+        )
+        return self._image_items(images, 1, progress)
 
     def _image_items(self, images: Images, n_views: int, progress: bool | None) -> Given:
         """Images as the items that the method wants: here features of the frozen backbone."""
@@ -99,13 +105,18 @@ class FromImages:
             f"{self.backbone} comes without weights; give backbone_weights=FILE, or let a method that trains a "
             "network train it with finetune='all'",
         )
+        require(
+            self._weights_digest == getattr(self, "backbone_digest_", self._weights_digest),
+            f"{self.backbone} is another than when this model was fitted: its weights or settings have changed; "
+            "bring back the old ones, or fit again",
+        )
         with limited_threads(max(1, n_cores() // 2)):  # the others decode
             found = extract(
                 images,
                 self._backbone,
                 about={"backbone": self.backbone, "weights": self._weights_digest},
-                size=self._size(images),
-                n_views=n_views,
+                size=int(self._size(images)),
+                n_views=int(n_views),
                 augmentation=self.augmentation,
                 last_stage=last_stage,
                 keep=n_views > 1 or len(images) > FEW_IMAGES,
@@ -117,13 +128,13 @@ class FromImages:
         broken = {str(ids[row]): reason for row, reason in found.broken.items()}
         items = ArrayItems(found.x)
         items.n_rows = LAST_STAGE_ROWS if last_stage else items.n_rows
-        return Given(items, labels, ids[found.rows], found.rows, broken)
+        return Given(items, labels, ids[found.rows], found.rows, images.key, broken)
 
     def _size(self, images: Images) -> int:
         """The side of the images in pixels, decided once for a fitted method."""
-        fitted: int | None = getattr(self, "image_size_", None)
-        if self.image_size or fitted:
-            return self.image_size or fitted or 0
+        known: int | None = self.image_size or getattr(self, "image_size_", None)
+        if known:
+            return known
         largest = self._backbone.default_size
         return min(max(_typical_side(images, largest), min(SMALLEST_SIZE, largest)), largest)
 
@@ -134,8 +145,9 @@ class FromImages:
 
     @cached_property
     def _weights_digest(self) -> str:
-        digest = hashlib.sha256()
-        for name, tensor in self._backbone.state_dict().items():
+        backbone = self._backbone
+        digest = hashlib.sha256(backbone.settings.encode())
+        for name, tensor in {"mean": backbone.mean, "std": backbone.std, **backbone.state_dict()}.items():
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().numpy())
         return digest.hexdigest()[:16]
@@ -148,11 +160,11 @@ def as_images(x: Any) -> Images | None:
     if isinstance(x, str | Path):
         require(Path(x).exists(), f"cannot read {x}: there is no such file or folder")
         return read_images(x) if is_images(x) else None
-    if isinstance(x, torch.Tensor):
+    if isinstance(x, list | tuple) and x and all(isinstance(path, str | Path) for path in x):
+        return listed_images(x)
+    if isinstance(x, torch.Tensor) and x.dtype != torch.bfloat16:
         x = x.detach().cpu().numpy()
-    if getattr(x, "ndim", 0) == 4:
-        return Images(pixels=np.asarray(x))
-    return None
+    return Images(pixels=np.asarray(x)) if isinstance(x, np.ndarray) and are_pixels(x) else None
 
 
 def as_embeddings(x: Any) -> Given:

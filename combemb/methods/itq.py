@@ -26,6 +26,7 @@ class ITQ(Method):
     task: ClassVar[Literal["retrieval", "discovery", "both"]] = "retrieval"
     paper: ClassVar[str] = "Iterative Quantization: A Procrustean Approach to Learning Binary Codes, TPAMI 2013"
 
+    n_views: int = setting(1, "views per image that are kept as features; this method looks at the clean image alone")
     bits: int = setting(48, "length of a code, at most the number of features")
     unit_length: bool = setting(True, "whether items are scaled to length one first; ours, better on all tuning splits")
     iterations: int = setting(50, "alternations of signs and rotation; the paper's")

@@ -56,6 +56,12 @@ def test_the_input_is_not_changed(name, toy):
     assert np.array_equal(tensor.numpy(), toy.x)
 
 
+def test_embeddings_may_be_bfloat16(name, toy):
+    rough = torch.from_numpy(toy.x).bfloat16()
+    found, same = (small(name).fit(x, toy.labels).embed(x) for x in (rough, rough.float()))
+    assert torch.equal(found, same)
+
+
 @pytest.mark.parametrize("form", ["file", "name of a file", "tensor", "float64", "strided", "read-only"])
 def test_the_form_of_the_input_changes_nothing(name, form, toy, reference, tmp_path):
     np.save(tmp_path / "x.npy", toy.x)

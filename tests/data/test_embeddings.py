@@ -271,7 +271,7 @@ def test_all_forms_of_the_same_numbers_are_read_alike(form):
         (3.0, r"x has shape \(\)"),
         (
             np.zeros((2, 8, 8, 3), np.uint8),
-            r"shape \(2, 8, 8, 3\) and dtype uint8; images come with a backbone; give emb",
+            r"shape \(2, 8, 8, 3\) and dtype uint8; give emb",
         ),
         (np.zeros((0, 3)), r"x has shape \(0, 3\), which is empty"),
         (np.zeros((3, 0)), r"x has shape \(3, 0\), which is empty"),

@@ -25,15 +25,15 @@ def write_text(path, text):
 
 def test_sub_folders_are_classes_and_the_rest_is_unlabelled(tmp_path):
     write_images(tmp_path, "dog/b.jpg", "dog/deep/er/a.PNG", "cat/1.jpeg", "loose.png")
-    write_images(tmp_path, "unlabelled/x.jpg", "unlabelled/dog/y.jpg", "unlabeled/z.jpg", "dog-house/c.png")
+    write_images(tmp_path, "unlabelled/x.jpg", "unlabelled/dog/y.jpg", "Unlabeled/z.jpg", "dog-house/c.png")
     images = read_images(str(tmp_path))
     assert dict(zip(images.ids.tolist(), images.labels.tolist(), strict=True)) == {
+        "Unlabeled/z.jpg": None,
         "cat/1.jpeg": "cat",
         "dog-house/c.png": "dog-house",
         "dog/b.jpg": "dog",
         "dog/deep/er/a.PNG": "dog",
         "loose.png": None,
-        "unlabeled/z.jpg": None,
         "unlabelled/dog/y.jpg": None,
         "unlabelled/x.jpg": None,
     }
@@ -42,6 +42,19 @@ def test_sub_folders_are_classes_and_the_rest_is_unlabelled(tmp_path):
     assert images.class_names.tolist() == ["cat", "dog", "dog-house"]
     assert images.is_test is None
     assert images.read(0).size == (2, 2)
+
+
+def test_a_run_folder_among_the_classes_is_none(tmp_path):
+    write_images(tmp_path, "cat/1.png", "dog/2.png", "run/training.png")
+    write_text(tmp_path / "run/run.json", "{}")
+    assert read_images(tmp_path).ids.tolist() == ["cat/1.png", "dog/2.png"]
+
+
+def test_a_test_part_may_have_no_classes(tmp_path):
+    write_images(tmp_path, "train/cat/1.png", "train/dog/2.png", "test/3.png")
+    images = read_images(tmp_path)
+    assert images.labels.tolist() == [None, "cat", "dog"]
+    assert images.is_test.tolist() == [True, False, False]
 
 
 def test_hidden_files_and_other_suffixes_are_passed_over(tmp_path):

@@ -305,14 +305,6 @@ def test_image_items_give_the_views_of_their_rows():
     assert torch.equal(items.take(torch.tensor([2, 0]), 5), items.take(torch.tensor([2, 0]), torch.tensor([5, 5])))
 
 
-def test_the_fingerprint_of_items_follows_the_images():
-    views = Views(some_pixels(7), 32, Augmentation())
-    other = Images(pixels=views.images.pixels ^ 1)
-    assert ImageItems(views).fingerprint() == ImageItems(replace(views, images=some_pixels(7))).fingerprint()
-    assert ImageItems(views).fingerprint() != ImageItems(replace(views, images=other)).fingerprint()
-    assert ImageItems(views).fingerprint() != ImageItems(views, rows=np.arange(5)).fingerprint()
-
-
 def test_items_can_be_trained_on_and_asked_for_from_threads():
     items = ImageItems(Views(some_pixels(), 32, Augmentation(colour_probability=1)))
     weight = torch.ones(1, requires_grad=True)
