@@ -14,6 +14,7 @@ an item is unlabelled; *targets* are the hidden truth and reach metrics only. *C
 
 from combemb._version import __version__
 from combemb.data import open_set_split
+from combemb.index import CodeIndex
 from combemb.methods.combemb import CombEmb
 
-__all__ = ["CombEmb", "__version__", "open_set_split"]
+__all__ = ["CodeIndex", "CombEmb", "__version__", "open_set_split"]

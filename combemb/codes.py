@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from combemb.joined import Joined
+
 Metric = Literal["cosine", "inner", "l2"]
 Array = Tensor | npt.NDArray[Any]
 
@@ -48,6 +50,11 @@ class Codebook:
     def bits(self) -> int:
         """Length of a code: the sum of log2 K_m."""
         return sum(size.bit_length() - 1 for size in self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """What a code takes in an index: 4 bits for as many neighbouring sets as have 16 words together."""
+        return Joined(self.sizes).nbytes
 
     def encode(self, z: Array) -> Tensor:
         """Return the nearest word of each set, the first one in a tie: z (N, M*d) to codes (N, M) uint8."""
@@ -100,6 +107,12 @@ class Codebook:
     def __repr__(self) -> str:
         sets = [f"{count} set{'s' * (count > 1)} of {size}" for size, count in Counter(self.sizes).items()]
         return f"Codebook({self.bits} bits: {' and '.join(sets)} words, d={self.words.shape[2]}, {self.metric})"
+
+    def checked(self, codes: Array) -> npt.NDArray[np.uint8]:
+        """Codes (N, M) as uint8, once every entry is known to name a word; ValueError else."""
+        self._checked_codes(codes)
+        found: npt.NDArray[np.uint8] = _tensor(codes).to(torch.uint8).numpy()
+        return found
 
     def _check_vectors(self, z: Array) -> None:
         M, _, d = self.words.shape

@@ -1,0 +1,117 @@
+"""The names of the entries of an index: whole numbers or strings, each used once."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Values = Any  # int64 (N,), or a LargeStringArray of Arrow, which has no types
+
+
+class Ids:
+    """Ids of N entries in their order. Never changed: `extended` and `take` give others."""
+
+    def __init__(self, values: Values):
+        """Take over int64 (N,), or strings of Arrow; that each is used once is the caller's word."""
+        self.values = values
+        self._order: npt.NDArray[np.uint32] | None = None  # of numbers, made for the first look-up
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """Ids of rows of any shape: int64, or objects for strings."""
+        if isinstance(self.values, np.ndarray):
+            return np.asarray(self.values[rows])
+        found = self.values.take(pa.array(rows.ravel())).to_pylist()
+        return np.array([*found, None], dtype=object)[:-1].reshape(rows.shape)
+
+    def extended(self, ids: Any, n: int) -> "Ids":
+        """With the ids of n more entries; None counts on. ValueError if one is there already or they do not fit."""
+        if ids is None:
+            if isinstance(self.values, pa.LargeStringArray):
+                raise ValueError("the ids of this index are strings; give ids for the new entries too")
+            first = int(self.values.max()) + 1 if len(self) else 0
+            return Ids(np.concatenate([self.values, np.arange(first, first + n)]))
+        new = read_ids(ids)
+        if len(new) != n:
+            raise ValueError(f"there are {len(new)} ids for {n} entries; give one per entry")
+        if len(self) == 0 and type(self.values) is not type(new):
+            return _checked(new, Ids(new[:0]))
+        if type(self.values) is not type(new):
+            kinds = [_kind(values) for values in (self.values, new)]
+            raise ValueError(f"the ids of this index are {kinds[0]}, the new ones {kinds[1]}; give one kind")
+        return _checked(new, self)
+
+    def take(self, rows: np.ndarray) -> "Ids":
+        """The ids of some entries."""
+        return Ids(self.values[rows] if isinstance(self.values, np.ndarray) else self.values.take(pa.array(rows)))
+
+    def rows(self, ids: Any) -> np.ndarray:
+        """The entries of these ids, in the order given; -1 for those that are not there."""
+        wanted = read_ids(ids)
+        if len(wanted) == 0 or len(self) == 0 or type(wanted) is not type(self.values):
+            return np.full(len(wanted), -1)
+        if isinstance(self.values, pa.LargeStringArray):
+            return np.asarray(pc.fill_null(pc.index_in(wanted, value_set=self.values), -1), dtype=np.int64)
+        if self._order is None:
+            self._order = np.argsort(self.values).astype(np.uint32)
+        low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(self))
+        while (low < high).any():  # np.searchsorted would make a copy of the order twice as large
+            middle = (low + high) // 2
+            is_below = (self.values[self._order[np.minimum(middle, len(self) - 1)]] < wanted) & (low < high)
+            low, high = np.where(is_below, middle + 1, low), np.where(is_below, high, np.minimum(high, middle))
+        rows = self._order[np.minimum(low, len(self) - 1)].astype(np.int64)
+        return np.where(self.values[rows] == wanted, rows, -1)
+
+
+def read_ids(ids: Any) -> Values:
+    """Whole numbers as int64, or strings of Arrow. ValueError for anything else."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence | np.ndarray | pa.Array | pa.ChunkedArray):
+        ids = ids.numpy() if hasattr(ids, "numpy") else ids
+        if not isinstance(ids, np.ndarray):
+            raise ValueError(f"ids are of type {type(ids).__name__}; give a list or an array of ints or strings")
+    if isinstance(ids, pa.ChunkedArray):
+        ids = ids.combine_chunks()
+    if isinstance(ids, pa.Array):
+        ids = ids.to_numpy(zero_copy_only=False) if not pa.types.is_large_string(ids.type) else ids
+        if isinstance(ids, pa.LargeStringArray) and ids.null_count == 0:
+            return ids
+    array = np.asarray(ids) if len(ids) else np.empty(0, np.int64)
+    if array.ndim != 1:
+        raise ValueError(f"ids have shape {array.shape}; give one per entry, (N,)")
+    if array.dtype.kind in "iu":
+        if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+            raise ValueError(f"ids hold {array.max()}, more than 64 signed bits; give smaller ones or strings")
+        return array.astype(np.int64, copy=False)
+    if array.dtype.kind == "U" or (array.dtype == object and all(isinstance(name, str) for name in array)):
+        return pa.array(array.tolist(), pa.large_string())
+    kinds = sorted({type(name).__name__ for name in array[:1000].tolist()})
+    raise ValueError(f"ids are of type {', '.join(kinds)}; give all ints or all strings")
+
+
+def _kind(values: Values) -> str:
+    return "ints" if isinstance(values, np.ndarray) else "strings"
+
+
+def _checked(new: Values, old: Ids) -> Ids:
+    """Old ids and new ones together, once no new one is there twice."""
+    if isinstance(new, np.ndarray):
+        assert isinstance(old.values, np.ndarray)
+        if not (np.diff(new) > 0).all() or (len(old) and len(new) and new[0] <= old.values.max()):
+            ranked = np.sort(new)
+            again = ranked[1:][ranked[1:] == ranked[:-1]]
+            _refuse(again.tolist() or new[old.rows(new) >= 0].tolist())
+        return Ids(np.concatenate([old.values, new]))
+    counts = pc.value_counts(new)
+    again = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+    _refuse(again or new.filter(pa.array(old.rows(new) >= 0)).to_pylist())
+    return Ids(pa.concat_arrays([old.values, new]))
+
+
+def _refuse(again: list[Any]) -> None:
+    if again:
+        raise ValueError(f"{len(again)} ids would be there twice, such as {again[0]!r}; every entry needs its own")
