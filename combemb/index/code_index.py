@@ -132,7 +132,8 @@ class CodeIndex:
         """Add all entries of another index of the same codebook, under their ids."""
         if other.codebook != self.codebook:
             raise ValueError(f"the other index has another codebook: {other.codebook}, this one {self.codebook}")
-        self.add(torch.from_numpy(other.codes()), other._ids.values if len(other) else None)
+        if len(other):
+            self.add(torch.from_numpy(other.codes()), other._ids.values)
 
     def save(self, path: str | Path) -> None:
         """Write the index to a file, which is never half-written: an old one stays until the new one is whole."""

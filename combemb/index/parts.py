@@ -81,7 +81,7 @@ class Part:
 
         take(queries, groups (q, n), their scores (q, n), what no other group's score exceeds (q,)) -> done (q,)
         """
-        todo = [(np.arange(len(table)), n)]
+        todo = [(np.arange(len(table)), n)] if len(table) else []
         while todo:
             queries, n = todo.pop()
             n = n if 2 * n <= self.groups.n_groups else self.groups.n_groups
