@@ -3,6 +3,7 @@
 import numpy as np
 
 WORDS = 16
+NUMBERS = 2**18  # worked on at a time: what stays in a cache
 
 
 class Joined:
@@ -17,15 +18,19 @@ class Joined:
 
     def __init__(self, sizes: tuple[int, ...]):
         """Join from the left as long as there are no more than 16 words; sizes are 2, 4, 8 or 16."""
-        self.sizes = sizes
-        self.place: list[tuple[int, int]] = []  # of each set: which joined set, and by how many bits it is shifted
-        n, words = -1, WORDS
+        shifts, words = [], WORDS
         for K in sizes:
-            if words * K > WORDS:
-                n, words = n + 1, 1
-            self.place.append((n, words.bit_length() - 1))
+            words = words if words * K <= WORDS else 1
+            shifts.append(words.bit_length() - 1)
             words *= K
-        self.n_sets = n + 1  # M'
+        self.shift, self.mask = np.array(shifts), np.array(sizes) - 1
+        self.of_set = np.cumsum(self.shift == 0) - 1  # which joined set a set is in
+        self.starts = np.flatnonzero(self.shift == 0)  # the first set of each joined one
+
+    @property
+    def n_sets(self) -> int:
+        """M', the number of joined sets."""
+        return len(self.starts)
 
     @property
     def nbytes(self) -> int:
@@ -35,18 +40,13 @@ class Joined:
     def join(self, codes: np.ndarray) -> np.ndarray:
         """Codes (N, M) -> joined ones (N, M') uint8."""
         joined = np.zeros((len(codes), self.n_sets), np.uint8)
-        for (n, shift), word in zip(self.place, codes.T, strict=True):
-            joined[:, n] |= word.astype(np.uint8) << shift
+        for n, shift, words in zip(self.of_set, self.shift, codes.T, strict=True):
+            joined[:, n] |= words.astype(np.uint8) << np.uint8(shift)
         return joined
 
     def split(self, joined: np.ndarray) -> np.ndarray:
         """Joined codes (..., M') -> codes (..., M) uint8."""
-        return np.stack([self.words(joined, m) for m in range(len(self.sizes))], axis=-1)
-
-    def words(self, joined: np.ndarray, m: int) -> np.ndarray:
-        """The words of set m: joined codes (..., M') -> (...) uint8."""
-        n, shift = self.place[m]
-        found: np.ndarray = (joined[..., n] >> shift) & (self.sizes[m] - 1)
+        found: np.ndarray = (joined[..., self.of_set] >> self.shift.astype(np.uint8)) & self.mask.astype(np.uint8)
         return found
 
     def tables(self, table: np.ndarray) -> np.ndarray:
@@ -54,8 +54,25 @@ class Joined:
 
         Places that no code has repeat others of the same set, so that they change neither its least nor its largest.
         """
-        joined = np.zeros((len(table), self.n_sets, WORDS))
-        word = np.arange(WORDS)
-        for m, (n, shift) in enumerate(self.place):
-            joined[:, n] += table[:, m].astype(np.float64)[:, (word >> shift) & (self.sizes[m] - 1)]
+        word = (np.arange(WORDS) >> self.shift[:, None]) & self.mask[:, None]  # (M, 16)
+        apart = np.take_along_axis(table, word[None], axis=2).astype(np.float64)
+        joined: np.ndarray = np.add.reduceat(apart, self.starts, axis=1)
         return joined
+
+    def scores(self, table: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Scores (Q, n) of joined codes (Q, n, M') by tables (Q, M, K): float32 entries added in float64, set by set."""
+        Q, n, _ = codes.shape
+        M, K = table.shape[1:]
+        scores = np.empty((Q, n))
+        step = max(1, NUMBERS // (M * n))
+        for start in range(0, Q, step):
+            some = slice(start, start + step)
+            entries = table[some].transpose(1, 0, 2).astype(np.float64)  # (M, q, K)
+            first = np.arange(0, entries.size, K).reshape(M, -1, 1)
+            words = self.split(codes[some]).transpose(2, 0, 1)  # (M, q, n)
+            found = entries.ravel().take(words + first)
+            total = found[0]
+            for more in found[1:]:  # numpy's own sum may take another order
+                total += more
+            scores[some] = total
+        return scores

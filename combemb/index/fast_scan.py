@@ -1,79 +1,88 @@
 """Codes of 4-bit numbers in the layout of FAISS's fast scan, which adds table entries for 32 codes at a time."""
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import faiss
 import numpy as np
+
+from combemb.joined import Joined
 
 BLOCK = 32  # codes that lie together
 # A block has 16 bytes per joined set: byte j holds code ORDER[j] in its lower half and code ORDER[j] + 16 in its upper.
 ORDER = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
 BYTE = np.argsort(ORDER)
 PACKED_AT_ONCE = 2**20  # codes
+SMALLEST_SHARE = 64  # blocks that are worth a thread
+
+Found = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class FastScan:
-    """N codes (N, M'), searched by tables of what each of the 16 words of a set is worth.
+    """N joined codes, and which of them a query's table makes the nearest. Each thread scans a share of the codes.
 
-    FAISS rounds every table to 8 bits with one step for all of them, so that its sums err by at most half a step per
-    table; `nearest` says how much that is. Each thread scans a part of the codes, all queries at once.
+    FAISS rounds the table of every joined set to 8 bits with one step for all of them, so that its sums err by at most
+    half a step per set. What it proposes is scored exactly, and what it leaves out is bounded.
     """
 
-    def __init__(self, blocks: np.ndarray, n_codes: int, n_sets: int, n_threads: int):
+    def __init__(self, joined: Joined, blocks: np.ndarray, n_codes: int, n_threads: int):
         """Take over blocks (n, M'', 16) uint8 as `pack` makes them; M'' is M' or one more, which is even."""
-        self.n_codes, self.n_sets = n_codes, n_sets
-        n_parts = max(1, min(n_threads, len(blocks) // 64))  # tiny parts would be slower than one
-        edges = np.linspace(0, len(blocks), n_parts + 1).astype(int).tolist()
-        self.firsts = [edge * BLOCK for edge in edges[:-1]]
-        self.parts = [
-            _index(blocks[start:end], min(end * BLOCK, n_codes) - start * BLOCK, n_sets)
+        self.joined, self.n_codes = joined, n_codes
+        n_shares = max(1, min(n_threads, len(blocks) // SMALLEST_SHARE))
+        edges = np.linspace(0, len(blocks), n_shares + 1).astype(int).tolist()
+        self.firsts = [start * BLOCK for start in edges[:-1]]
+        self.shares = [
+            _index(blocks[start:end], min(end * BLOCK, n_codes) - start * BLOCK, joined.n_sets)
             for start, end in pairwise(edges)
         ]
 
     @property
     def blocks(self) -> np.ndarray:
-        """All codes in their layout, (n, M'', 16); a copy if there are several parts."""
-        views = [_blocks(part) for part in self.parts]
-        return views[0] if len(views) == 1 else np.concatenate(views)
+        """All codes in their layout, (n, M'', 16)."""
+        return np.concatenate([_blocks(share) for share in self.shares])
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
-        """The codes of these rows (...) -> (..., M') uint8."""
-        found = np.empty((*rows.shape, self.n_sets), np.uint8)
-        part_of = np.searchsorted(self.firsts, rows, side="right") - 1
-        for number, (first, part) in enumerate(zip(self.firsts, self.parts, strict=True)):
-            mine = part_of == number if len(self.parts) > 1 else np.ones(rows.shape, bool)
-            block, place = np.divmod(rows[mine] - first, BLOCK)
-            both = _blocks(part)[block, : self.n_sets, BYTE[place % 16]]
-            found[mine] = np.where(place[:, None] < 16, both & 15, both >> 4)
+        """The joined codes of these rows, (n,) -> (n, M') uint8."""
+        found = np.empty((len(rows), self.joined.n_sets), np.uint8)
+        number = np.searchsorted(self.firsts, rows, side="right") - 1
+        for i, (first, share) in enumerate(zip(self.firsts, self.shares, strict=True)):
+            mine = number == i
+            found[mine] = _codes(share, rows[mine] - first)
         return found
 
-    def nearest(self, tables: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The codes with the k largest rounded sums of each query, k <= N / 2, in no order.
+    def nearest(self, table: np.ndarray, n: int) -> Found:
+        """About n promising codes of each query, n <= N / 2, by tables (Q, M, K) of float32.
 
-        tables (Q, M', 16), not negative. Returns rows (Q, k), -1 where FAISS found none; the least rounded sum of each
-        query (Q,), above which no other code lies; and by how much a rounded sum may be wrong (Q,).
+        Returns rows (Q, n'), their exact scores (Q, n'), and what the score of no other code exceeds (Q,): infinity
+        where FAISS cannot say.
         """
+        tables = self.joined.tables(table)
+        low = tables.min(axis=2, keepdims=True)
+        tables -= low
+        step = tables.max(axis=(1, 2)) / 255
+        is_flat = step == 0  # all scores are the same, and FAISS would divide by zero
+        tables[is_flat, :, 0] = 1
         queries = np.ascontiguousarray(tables.reshape(len(tables), -1), np.float32)
-        wanted = [min(k, part.ntotal) for part in self.parts]
-        if len(self.parts) == 1:
-            found = [_search(self.parts[0], queries, k)]
-        else:
-            found = list(_threads(len(self.parts)).map(_search, self.parts, [queries] * len(self.parts), wanted))
-        sums = np.concatenate([part_sums for part_sums, _ in found], axis=1)
-        rows = np.concatenate(
-            [
-                np.where(part_rows < 0, -1, part_rows + first)
-                for first, (_, part_rows) in zip(self.firsts, found, strict=True)
-            ],
-            axis=1,
-        )
-        if sums.shape[1] > k:
-            kept = np.argpartition(-sums, k - 1, axis=1)[:, :k]
-            sums, rows = np.take_along_axis(sums, kept, axis=1), np.take_along_axis(rows, kept, axis=1)
-        step = np.ptp(tables, axis=2).max(axis=1) / 255
-        return rows, sums.min(axis=1).astype(np.float64), step * (self.n_sets + 1) / 2  # one more for float32
+        n_each = n if len(self.shares) == 1 else int(1.2 * n / len(self.shares)) + 16
+        found = list(self._map(partial(self._scan, table, queries, n_each)))
+        rows, scores = (np.concatenate(columns, axis=1) for columns in list(zip(*found, strict=True))[:2])
+        least = np.max([share[2] for share in found], axis=0)  # of the rounded sums found
+        error = step * (self.joined.n_sets + 1) / 2  # one more for what float32 rounds
+        return rows, scores, np.where(is_flat, np.inf, least + error + low.sum(axis=(1, 2)))
+
+    def _map(self, scan: "partial[Found]") -> Iterable[Found]:
+        if len(self.shares) == 1:
+            return map(scan, self.firsts, self.shares)
+        return _threads(len(self.shares)).map(scan, self.firsts, self.shares)
+
+    def _scan(self, table: np.ndarray, queries: np.ndarray, n: int, first: int, share: faiss.IndexPQFastScan) -> Found:
+        """The n codes of a share with the largest rounded sums: rows, exact scores, and the least of the sums."""
+        sums, rows = share.search(queries, n)
+        least = np.where(rows[:, -1] < 0, np.inf, sums[:, -1].astype(np.float64))
+        rows = np.maximum(rows, 0)
+        return rows + first, self.joined.scores(table, _codes(share, rows)), least
 
 
 def pack(codes: np.ndarray) -> np.ndarray:
@@ -109,8 +118,11 @@ def _blocks(index: faiss.IndexPQFastScan) -> np.ndarray:
     return found.reshape(-1, index.M2, 16)
 
 
-def _search(index: faiss.IndexPQFastScan, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    found: tuple[np.ndarray, np.ndarray] = index.search(queries, k)
+def _codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
+    """The codes of these rows, (...) -> (..., M') uint8."""
+    block, place = np.divmod(rows, BLOCK)
+    both = _blocks(index)[block, : index.M, BYTE[place % 16]]
+    found: np.ndarray = (both >> (place // 16 * 4).astype(np.uint8)[..., None]) & 15
     return found
 
 

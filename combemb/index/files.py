@@ -55,9 +55,9 @@ def read(path: Path, n_threads: int) -> tuple[Codebook, Part | None, Ids]:
     if about["n_entries"] == 0:
         return codebook, None, Ids(np.empty(0, np.int64))
     joined = Joined(codebook.sizes)
-    scan = FastScan(arrays["codes"], about["n_codes"], joined.n_sets, n_threads)
+    scan = FastScan(joined, arrays["codes"], about["n_codes"], n_threads)
     groups = Groups(about["n_entries"], *(arrays[name] for name in GROUPS))
-    return codebook, Part(joined, scan, groups), _ids(arrays)
+    return codebook, Part(scan, groups), _ids(arrays)
 
 
 def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -23,15 +23,15 @@ class Part:
     proposes groups of equal code: they are scored anew, and more are fetched until none of the others can matter.
     """
 
-    def __init__(self, joined: Joined, scan: FastScan, groups: Groups):
-        self.joined, self.scan, self.groups = joined, scan, groups
+    def __init__(self, scan: FastScan, groups: Groups):
+        self.joined, self.scan, self.groups = scan.joined, scan, groups
 
     @classmethod
     def of(cls, joined: Joined, codes: np.ndarray, n_threads: int) -> Self:
         """Of joined codes (N, M')."""
         groups, firsts = Groups.of(codes)
         distinct = codes if groups.n_groups == len(codes) else codes[firsts]
-        return cls(joined, FastScan(pack(distinct), len(distinct), joined.n_sets, n_threads), groups)
+        return cls(FastScan(joined, pack(distinct), len(distinct), n_threads), groups)
 
     def __len__(self) -> int:
         return self.groups.n_entries
@@ -45,16 +45,19 @@ class Part:
         entries, scores = np.empty((len(table), k), np.int64), np.empty((len(table), k))
 
         def take(queries: np.ndarray, groups: np.ndarray, exact: np.ndarray, beyond: np.ndarray) -> np.ndarray:
-            order = np.argsort(-exact, axis=1)
+            order = np.lexsort((groups, -exact), axis=1)
             groups, exact = np.take_along_axis(groups, order, axis=1), np.take_along_axis(exact, order, axis=1)
             n_so_far = np.minimum(self.groups.sizes(groups), k).cumsum(axis=1)
             last = np.minimum((n_so_far < k).sum(axis=1), groups.shape[1] - 1)
             kth = np.take_along_axis(exact, last[:, None], axis=1)  # the score of the k-th entry
-            done = (n_so_far[:, -1] >= k) & (kth[:, 0] > beyond)
+            done = np.asarray((n_so_far[:, -1] >= k) & (kth[:, 0] > beyond))
+            if len(self.groups.repeats) == 0:
+                entries[queries[done]], scores[queries[done]] = groups[done, :k], exact[done, :k]
+                return done
             query, entry, score = self._entries(groups, exact, (exact >= kth) & done[:, None], k)
             first = np.searchsorted(query, np.flatnonzero(done))
             entries[queries[done]], scores[queries[done]] = (x[first[:, None] + np.arange(k)] for x in (entry, score))
-            return np.asarray(done)
+            return done
 
         per_group = len(self) / self.groups.n_groups
         self._propose(table, 2 * int(k / per_group) + 32, take)
@@ -91,30 +94,12 @@ class Part:
                     todo.append((some[~done], MORE * n))
 
     def _scored(self, table: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The n most promising groups with their scores (Q, n), and what no other's score exceeds (Q,)."""
-        if n == self.groups.n_groups:
-            groups = np.broadcast_to(np.arange(n), (len(table), n))
-            return groups, self._exact(table, groups), np.full(len(table), -np.inf)
-        tables = self.joined.tables(table)
-        low = tables.min(axis=2, keepdims=True)
-        tables -= low
-        is_flat = ~tables.any(axis=(1, 2))  # all scores are the same, and FAISS would divide by zero
-        tables[is_flat] = 1 - np.eye(*tables.shape[1:])
-        groups, least, error = self.scan.nearest(tables, n)
-        is_missing = is_flat | (groups < 0).any(axis=1)
-        beyond = np.where(is_missing, np.inf, least + error + low.sum(axis=(1, 2)))
-        groups = np.maximum(groups, 0)
-        return groups, self._exact(table, groups), beyond
-
-    def _exact(self, table: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        codes = self.scan.codes(groups)  # (Q, n, M')
-        exact = np.zeros(groups.shape)
-        K = table.shape[2]
-        offset = np.arange(len(table))[:, None] * K
-        for m in range(table.shape[1]):
-            words = table[:, m].astype(np.float64).ravel()
-            exact += words.take(self.joined.words(codes, m) + offset)
-        return exact
+        """About n promising groups with their scores (Q, n'), and what no other's score exceeds (Q,)."""
+        if n < self.groups.n_groups:
+            return self.scan.nearest(table, n)
+        groups = np.broadcast_to(np.arange(n), (len(table), n))
+        codes = np.broadcast_to(self.scan.codes(np.arange(n)), (len(table), n, self.joined.n_sets))
+        return groups, self.joined.scores(table, codes), np.full(len(table), -np.inf)
 
     def _entries(
         self, groups: np.ndarray, exact: np.ndarray, chosen: np.ndarray, at_most: int
