@@ -60,7 +60,7 @@ class Joined:
         return joined
 
     def scores(self, table: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Scores (Q, n) of joined codes (Q, n, M') by tables (Q, M, K): float32 entries added in float64, set by set."""
+        """Scores (Q, n) of joined codes (Q, n, M') by tables (Q, M, K): entries added in float64, set by set."""
         Q, n, _ = codes.shape
         M, K = table.shape[1:]
         scores = np.empty((Q, n))
