@@ -29,6 +29,7 @@ from combemb.runs import Run
 from combemb.training import Terms, descend, train
 
 DEFAULT_STEPS = 600
+PRETRAINED_RATE = 0.01  # of a backbone's learning rate in the head's
 FINETUNED = ("none", "last", "all")
 
 
@@ -39,7 +40,9 @@ class DeepMethod(Method):
     needs_other_gradient: ClassVar[bool] = True  # whether a loss sends gradients through the second view
 
     finetune: str = setting("none", "stages of the backbone that train with the head, on images: none, last or all")
-    backbone_rate: float = setting(0.1, "learning rate of the backbone as a share of the head's; ours")
+    backbone_rate: float | None = setting(
+        None, "learning rate of the backbone as a share of the head's; None: 0.01 if it is pretrained, else 1; ours"
+    )
     mixed_precision: bool | None = setting(
         None, "whether the backbone trains in bfloat16; None: on CUDA devices that have it; ours"
     )
@@ -63,9 +66,11 @@ class DeepMethod(Method):
         """The numbers that steer the loop must make sense."""
         super().check(labels, n_features)
         require(self.finetune in FINETUNED, f"finetune={self.finetune!r}; choose one of {', '.join(FINETUNED)}")
-        for name in ("batch_size", "learning_rate", "backbone_rate", "clip_norm", "max_features", "threads"):
+        for name in ("batch_size", "learning_rate", "clip_norm", "max_features", "threads"):
             require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
-        require(self.epochs is None or self.epochs > 0, f"epochs={self.epochs} must be above 0, or None")
+        for name in ("epochs", "backbone_rate"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}={value} must be above 0, or None")
         require(0 < self.labelled_share < 1, f"labelled_share={self.labelled_share} must lie between 0 and 1")
         require(0 <= self.view_dropout < 1, f"view_dropout={self.view_dropout} must be at least 0 and below 1")
         for name in ("weight_decay", "view_noise"):
@@ -104,7 +109,7 @@ class DeepMethod(Method):
         """One AdamW over everything; methods with several players override this and `step`."""
         groups = [{"params": list(self.module_.parameters()), "lr": self.learning_rate}]
         if self.tower_.backbone is not None:
-            rate = self.learning_rate * self.backbone_rate
+            rate = self.learning_rate * (self.backbone_rate or (PRETRAINED_RATE if self._is_pretrained else 1.0))
             groups.append({"params": list(self.tower_.backbone.parameters()), "lr": rate})
         return [AdamW(groups, weight_decay=self.weight_decay, fused=True)]
 
