@@ -65,7 +65,7 @@ class FastScan:
         is_flat = step == 0  # all scores are the same, and FAISS would divide by zero
         tables[is_flat, :, 0] = 1
         queries = np.ascontiguousarray(tables.reshape(len(tables), -1), np.float32)
-        n_each = n if len(self.shares) == 1 else int(1.2 * n / len(self.shares)) + 16
+        n_each = n if len(self.shares) == 1 else int(1.1 * n / len(self.shares)) + 16
         found = list(self._map(partial(self._scan, table, queries, n_each)))
         rows, scores = (np.concatenate(columns, axis=1) for columns in list(zip(*found, strict=True))[:2])
         least = np.max([share[2] for share in found], axis=0)  # of the rounded sums found
