@@ -110,8 +110,9 @@ class Codebook:
 
     def checked(self, codes: Array) -> npt.NDArray[np.uint8]:
         """Codes (N, M) as uint8, once every entry is known to name a word; ValueError else."""
-        self._checked_codes(codes)
-        found: npt.NDArray[np.uint8] = _tensor(codes).to(torch.uint8).numpy()
+        tensor = _tensor(codes)
+        self._check_codes(tensor)
+        found: npt.NDArray[np.uint8] = tensor.to(torch.uint8).numpy()
         return found
 
     def _check_vectors(self, z: Array) -> None:
@@ -123,17 +124,20 @@ class Codebook:
     def _checked_codes(self, codes: Array) -> Tensor:
         """Codes as an index (N, M) int64, once every entry is known to name a word."""
         found = _tensor(codes)
+        self._check_codes(found)
+        return found.long()
+
+    def _check_codes(self, found: Tensor) -> None:
         if found.dtype == torch.bool or found.is_floating_point():
             raise ValueError(f"codes are {found.dtype}; give integers (uint8), or call encode() on vectors first")
         if found.ndim != 2 or found.shape[1] != len(self.sizes):
             raise ValueError(f"codes of shape {tuple(found.shape)} do not fit {self}; give (N, M={len(self.sizes)})")
-        index = found.long()
-        outside = ((index < 0) | (index >= torch.tensor(self.sizes))).any(dim=0)  # (M,)
-        if outside.any():
-            m = int(outside.int().argmax())
-            low, high = int(index[:, m].min()), int(index[:, m].max())
-            raise ValueError(f"codes of set {m} span {low}..{high}, but it has words 0..{self.sizes[m] - 1} only")
-        return index
+        if len(found) == 0:
+            return
+        low, high = found.amin(dim=0).tolist(), found.amax(dim=0).tolist()
+        for m, size in enumerate(self.sizes):
+            if low[m] < 0 or high[m] >= size:
+                raise ValueError(f"codes of set {m} span {low[m]}..{high[m]}, but it has words 0..{size - 1} only")
 
 
 def binary_codebook(bits: int) -> Codebook:
