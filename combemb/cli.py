@@ -17,13 +17,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from combemb import methods, processes
+from combemb import methods, processes, search_commands
+from combemb.collection import Collection
+from combemb.contact_sheet import write_contact_sheet
 from combemb.files import write_atomically
 from combemb.methods.base import Method
 from combemb.training import Diverged
 
 app = typer.Typer(
-    help="One representation for labelled classes and the ones nobody has named: fit, embed, encode.",
+    help="One representation for labelled classes and the ones nobody has named: fit, embed, encode, search.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -104,6 +106,77 @@ def encode(run: RunFolder, data: Input, file: OutputFile, overwrite: Overwrite =
     """
     with errors_shown():
         _apply("encode", run, data, file, overwrite=overwrite, quiet=quiet)
+
+
+@app.command()
+def index(
+    run: RunFolder,
+    images: Annotated[
+        Path | None, typer.Option(help="Images to index: a folder, a manifest, or .npy (N, H, W, 3).")
+    ] = None,
+    embeddings: Annotated[Path | None, typer.Option(help="Or embeddings: .npy, .npz or .parquet.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Labels, if they are not in the data; as for `fit`.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Add to the index that is there.")] = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make what the run was fitted on searchable, or other images or embeddings; the index goes into the run folder.
+
+    Of data with a part to test on, the part that was fitted on; of `--images` all of them.
+
+    Example: `combemb index runs/photos`, and later `combemb index runs/photos --images new-photos/ --add`
+    """
+    with errors_shown("stopped; the index is as it was"):
+        source = search_commands.chosen_source(images, embeddings)
+        names = read_label_file(labels) if labels else None
+        make = search_commands.add_to_index if add else Collection.build
+        collection = make(run, source, labels=names, overwrite=overwrite, progress=not quiet)
+        tell_broken(collection.broken, "which are not in the index")
+        if not quiet:
+            for line in search_commands.summary(collection):
+                out.print(line, soft_wrap=True, markup=False)
+
+
+@app.command()
+def search(
+    run: RunFolder,
+    query: Annotated[
+        Path,
+        typer.Argument(
+            metavar="QUERY", help="An image; or a folder, a manifest or an array file of several; or embeddings."
+        ),
+    ],
+    k: Annotated[int, typer.Option("-k", min=1, help="Entries to find for each query.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of queries with their hits.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the pictures of the queries and their hits; replaces it.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find what is nearest to a query among the entries that `combemb index` made searchable.
+
+    The score says how near the query is to an entry's code, larger is nearer: the similarity of the query's part and
+    the entry's word, summed over the sets of words. For CombEmb these are cosines, so that it is at most the number of
+    sets; for binary codes it is bits - 2 x (bits that differ). Equal codes score the same and come in order of adding.
+
+    Example: `combemb search runs/photos bird.jpg -k 20 --html hits.html`
+    """
+    with errors_shown("stopped"):
+        if html:
+            search_commands.check_page(html)
+        collection = Collection.open(run)
+        results = collection.search(query, k, progress=not quiet)
+        tell_broken(collection.broken, "which find nothing")
+        if html:  # first, because what reads the lines below may stop doing so
+            bits = collection.model.codebook.bits
+            about = f"{len(collection):,} entries with codes of {bits} bits. A larger score is nearer."
+            write_contact_sheet(html, results, f"Search in {run}", about, progress=not quiet)
+        if as_json:
+            typer.echo(search_commands.as_json(results))
+        elif not quiet:
+            search_commands.print_results(results, out)
+            if html:
+                out.print(f"written to {html}", soft_wrap=True, markup=False)
 
 
 @app.command(name="settings")
@@ -206,9 +279,7 @@ def _apply(
     rows = getattr(model, verb)(given, progress=not quiet).numpy()
     write = _write_npy if target.suffix == ".npy" else partial(_write_parquet, ids=given.ids, column=COLUMNS[verb])
     write_atomically(target, partial(write, rows))
-    if given.broken:
-        listed = "\n  ".join(f"{name}: {reason}" for name, reason in given.broken.items())
-        err.print(f"unreadable images, which have no row: {len(given.broken)}\n  {escape(listed)}", soft_wrap=True)
+    tell_broken(given.broken, "which have no row")
     if not quiet:
         out.print(f"{len(rows)} rows of {rows.shape[1]} {rows.dtype} written to {target}", soft_wrap=True)
 
@@ -224,8 +295,17 @@ def _write_parquet(rows: np.ndarray, path: Path, ids: np.ndarray | None, column:
     pq.write_table(pa.table({"id": pa.array(names), column: lists}), path)
 
 
+def tell_broken(broken: dict[str, str], consequence: str) -> None:
+    """Name the images that could not be read."""
+    if broken:
+        listed = "\n  ".join(f"{name}: {reason}" for name, reason in broken.items())
+        err.print(f"unreadable images, {consequence}: {len(broken)}\n  {escape(listed)}", soft_wrap=True)
+
+
 @contextmanager
-def errors_shown() -> Iterator[None]:
+def errors_shown(
+    stopped: str = "stopped; what the last checkpoint holds can be continued with --resume",
+) -> Iterator[None]:
     """Errors that a user can mend become one line and exit code 1; anything else is our bug and keeps its traceback."""
     try:
         yield
@@ -233,5 +313,5 @@ def errors_shown() -> Iterator[None]:
         err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        err.print("stopped; what the last checkpoint holds can be continued with --resume")
+        err.print(stopped)
         raise typer.Exit(130) from None

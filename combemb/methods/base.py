@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -101,6 +102,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
             run.check_free(overwrite, resume)
         for name in ("classes_", "image_size_", "backbone_digest_", "_backbone", "_weights_digest"):
             self.__dict__.pop(name, None)  # not fitted until the data have passed, and perhaps set anew
+        self.source_ = str(Path(x).absolute()) if isinstance(x, str | Path) else None
         given, read = self._read(x, labels, progress)
         if isinstance(given.items, ArrayItems):
             check_finite(given.items.x, progress=progress)
@@ -164,6 +166,10 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
 
         x: as for `fit`, or what `read` made of it.
         """
+        return torch.cat(list(self._embedded(x, progress)))
+
+    def _embedded(self, x: Any, progress: bool | None) -> Iterator[Tensor]:
+        """The embeddings some rows at a time."""
         self._require_fitted()
         given = x if isinstance(x, Given) else self.read(x, progress=progress)
         items = given.items
@@ -181,12 +187,14 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
             if items.n_features != self.n_inputs:
                 raise ValueError(f"x has {items.n_features} features; this model was fitted on {self.n_inputs}")
             check_finite(items.x[:, 0], allow_constant=True, progress=progress)
-        with torch.no_grad():
-            return torch.cat([self._embed(chunk).cpu() for chunk in chunks(items, "embedding", progress)])
+        for chunk in chunks(items, "embedding", progress):
+            with torch.no_grad():
+                z = self._embed(chunk).cpu()
+            yield z
 
     def encode(self, x: Any, *, progress: bool | None = None) -> Tensor:
         """Codes (N, M) uint8 of the clean view of every item."""
-        return self.codebook.encode(self.embed(x, progress=progress))
+        return torch.cat([self.codebook.encode(z) for z in self._embedded(x, progress)])
 
     def summary(self) -> list[str]:
         """What the fit learned, in a few lines for a reader."""
@@ -219,6 +227,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         method.classes_ = np.array(config["classes"], dtype=object if True in kinds else np.int64)
         if config.get("image_size") is not None:
             method.image_size_, method.backbone_digest_ = config["image_size"], config["backbone_digest"]
+        method.source_ = config.get("source")
         if not is_available(method.device):
             method.device = "auto"  # it was fitted on another machine
         try:
@@ -243,6 +252,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
             "image_size": size,
             "backbone_digest": None if size is None else self._weights_digest,
             "classes": classes.tolist(),
+            "source": getattr(self, "source_", None),  # where the data lay, to index them without being told again
         }
 
     def _require_fitted(self) -> None:
