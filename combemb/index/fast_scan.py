@@ -1,8 +1,9 @@
 """Codes of 4-bit numbers in the layout of FAISS's fast scan, which adds table entries for 32 codes at a time."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 
 import faiss
@@ -21,7 +22,9 @@ Found = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class FastScan:
-    """N joined codes, and which of them a query's table makes the nearest. Each thread scans a share of the codes.
+    """N joined codes, and which of them a query's table makes the nearest.
+
+    Threads share the queries, which is FAISS's own way, or, where these are few, the codes.
 
     FAISS rounds the table of every joined set to 8 bits with one step for all of them, so that its sums err by at most
     half a step per set. What it proposes is scored exactly, and what it leaves out is bounded.
@@ -66,23 +69,29 @@ class FastScan:
         tables[is_flat, :, 0] = 1
         queries = np.ascontiguousarray(tables.reshape(len(tables), -1), np.float32)
         n_each = n if len(self.shares) == 1 else int(1.1 * n / len(self.shares)) + 16
-        found = list(self._map(partial(self._scan, table, queries, n_each)))
+
+        def scan(first: int, share: faiss.IndexPQFastScan, n_threads: int) -> Found:
+            """Of a share the rows, their scores and the least of their rounded sums."""
+            with _threads_of_faiss(n_threads):
+                sums, rows = share.search(queries, n_each)
+            least = np.where(rows[:, -1] < 0, np.inf, sums[:, -1].astype(np.float64))
+            rows = np.maximum(rows, 0)
+            return rows + first, self.joined.scores(table, _codes(share, rows)), least
+
+        found = self._scanned(scan, len(queries))
         rows, scores = (np.concatenate(columns, axis=1) for columns in list(zip(*found, strict=True))[:2])
         least = np.max([share[2] for share in found], axis=0)  # of the rounded sums found
         error = step * (self.joined.n_sets + 1) / 2  # one more for what float32 rounds
         return rows, scores, np.where(is_flat, np.inf, least + error + low.sum(axis=(1, 2)))
 
-    def _map(self, scan: "partial[Found]") -> Iterable[Found]:
-        if len(self.shares) == 1:
-            return map(scan, self.firsts, self.shares)
-        return _threads(len(self.shares)).map(scan, self.firsts, self.shares)
-
-    def _scan(self, table: np.ndarray, queries: np.ndarray, n: int, first: int, share: faiss.IndexPQFastScan) -> Found:
-        """The n codes of a share with the largest rounded sums: rows, exact scores, and the least of the sums."""
-        sums, rows = share.search(queries, n)
-        least = np.where(rows[:, -1] < 0, np.inf, sums[:, -1].astype(np.float64))
-        rows = np.maximum(rows, 0)
-        return rows + first, self.joined.scores(table, _codes(share, rows)), least
+    def _scanned(self, scan: Callable[[int, faiss.IndexPQFastScan, int], Found], n_queries: int) -> list[Found]:
+        """What `scan` finds in each share: one after the other by all threads, or for few queries all at once."""
+        shares, n = list(zip(self.firsts, self.shares, strict=True)), len(self.shares)
+        if n_queries >= 2 * n:
+            return [scan(*share, n) for share in shares]
+        started = [_threads(n).submit(scan, *share, 1) for share in shares[1:]]
+        own = scan(*shares[0], 1)
+        return [own, *(share.result() for share in started)]
 
 
 def pack(codes: np.ndarray) -> np.ndarray:
@@ -128,5 +137,15 @@ def _codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Threads in each of which FAISS uses one thread."""
-    return ThreadPoolExecutor(n, initializer=faiss.omp_set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(n)
+
+
+@contextmanager
+def _threads_of_faiss(n: int) -> Iterator[None]:
+    """Let FAISS use n threads; the setting belongs to the thread that calls it."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(n)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
