@@ -13,7 +13,7 @@ from combemb.index import files
 from combemb.index.ids import Ids
 from combemb.index.parts import Part
 from combemb.joined import Joined
-from combemb.machine import limited_threads, n_cores
+from combemb.machine import n_cores
 
 QUERIES_AT_ONCE = 1_024
 JOIN_BELOW = 4  # a part joins the one before it unless that is this many times as large
@@ -84,7 +84,7 @@ class CodeIndex:
 
         Without ids entries are counted from 0, or on from the largest. If anything is wrong nothing is added.
         """
-        codes = self.codebook.checked(x) if _is_codes(x) else self.codebook.encode(_finite(x, "x")).numpy()
+        codes = self.codebook.checked(x) if _is_codes(x) else self.codebook.encode(_finite(x)).numpy()
         extended = self._ids.extended(ids, len(codes))
         if len(codes):
             self._append(self._joined.join(codes))
@@ -97,7 +97,7 @@ class CodeIndex:
         """
         if k < 1:
             raise ValueError(f"k={k}; give 1 or more")
-        table = self._table(queries)
+        table = self.codebook.table(queries).numpy()
         rows, parts = self._among(among)
         n = len(self) if rows is None else len(rows)
         found = [_nearest(parts, some, min(k, n)) for some in _chunks(table)]
@@ -108,7 +108,7 @@ class CodeIndex:
         """All entries whose score is at least this, of each query (Q, D); `among` as for `search`."""
         if np.isnan(least):
             raise ValueError("the least score is NaN; give a number")
-        table = self._table(queries)
+        table = self.codebook.table(queries).numpy()
         rows, parts = self._among(among)
         ids, scores = [], []
         for some in _chunks(table):
@@ -150,11 +150,6 @@ class CodeIndex:
         index = cls(found, n_threads)
         index._ids, index._parts = ids, [part] if part is not None else []
         return index
-
-    def _table(self, queries: Array) -> np.ndarray:
-        """What each word is worth to each query, (Q, M, K) float32."""
-        with limited_threads(1):  # threads of torch that wait for more would slow those that scan
-            return self.codebook.table(_finite(queries, "queries")).numpy()
 
     def _part(self, codes: np.ndarray) -> Part:
         return Part.of(self._joined, codes, self.n_threads)
@@ -228,10 +223,10 @@ def _is_codes(x: Array) -> bool:
     return getattr(x, "dtype", None) in (np.uint8, torch.uint8)
 
 
-def _finite(x: Array, name: str) -> Array:
-    """Vectors as given, once they are known to hold neither NaN nor infinity."""
+def _finite(x: Array) -> Array:
+    """Embeddings as given, once they are known to hold neither NaN nor infinity."""
     vectors = x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
     if vectors.is_floating_point() and not vectors.isfinite().all():
         row = int((~vectors.isfinite()).any(dim=-1).nonzero()[0, 0]) if vectors.ndim == 2 else 0
-        raise ValueError(f"row {row} of {name} holds NaN or infinity; remove or repair such rows")
+        raise ValueError(f"row {row} of x holds NaN or infinity; remove or repair such rows")
     return vectors

@@ -1,6 +1,6 @@
 """Codes of 4-bit numbers in the layout of FAISS's fast scan, which adds table entries for 32 codes at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -17,8 +17,6 @@ ORDER = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
 BYTE = np.argsort(ORDER)
 PACKED_AT_ONCE = 2**20  # codes
 SMALLEST_SHARE = 64  # blocks that are worth a thread
-
-Found = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class FastScan:
@@ -55,7 +53,7 @@ class FastScan:
             found[mine] = _codes(share, rows[mine] - first)
         return found
 
-    def nearest(self, table: np.ndarray, n: int) -> Found:
+    def nearest(self, table: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """About n promising codes of each query, n <= N / 2, by tables (Q, M, K) of float32.
 
         Returns rows (Q, n'), their exact scores (Q, n'), and what the score of no other code exceeds (Q,): infinity
@@ -69,29 +67,26 @@ class FastScan:
         tables[is_flat, :, 0] = 1
         queries = np.ascontiguousarray(tables.reshape(len(tables), -1), np.float32)
         n_each = n if len(self.shares) == 1 else int(1.1 * n / len(self.shares)) + 16
-
-        def scan(first: int, share: faiss.IndexPQFastScan, n_threads: int) -> Found:
-            """Of a share the rows, their scores and the least of their rounded sums."""
-            with _threads_of_faiss(n_threads):
-                sums, rows = share.search(queries, n_each)
-            least = np.where(rows[:, -1] < 0, np.inf, sums[:, -1].astype(np.float64))
-            rows = np.maximum(rows, 0)
-            return rows + first, self.joined.scores(table, _codes(share, rows)), least
-
-        found = self._scanned(scan, len(queries))
-        rows, scores = (np.concatenate(columns, axis=1) for columns in list(zip(*found, strict=True))[:2])
-        least = np.max([share[2] for share in found], axis=0)  # of the rounded sums found
+        found = self._search(queries, n_each)
+        least = np.max([sums[:, -1] for sums, _ in found], axis=0).astype(np.float64)  # of the rounded sums found
+        is_missing = np.any([rows[:, -1] < 0 for _, rows in found], axis=0)
+        found_rows = [np.maximum(rows, 0) for _, rows in found]
+        codes = [_codes(share, rows) for share, rows in zip(self.shares, found_rows, strict=True)]
+        scores = self.joined.scores(table, np.concatenate(codes, axis=1))
+        rows = np.concatenate([rows + first for first, rows in zip(self.firsts, found_rows, strict=True)], axis=1)
         error = step * (self.joined.n_sets + 1) / 2  # one more for what float32 rounds
-        return rows, scores, np.where(is_flat, np.inf, least + error + low.sum(axis=(1, 2)))
+        return rows, scores, np.where(is_flat | is_missing, np.inf, least + error + low.sum(axis=(1, 2)))
 
-    def _scanned(self, scan: Callable[[int, faiss.IndexPQFastScan, int], Found], n_queries: int) -> list[Found]:
-        """What `scan` finds in each share: one after the other by all threads, or for few queries all at once."""
-        shares, n = list(zip(self.firsts, self.shares, strict=True)), len(self.shares)
-        if n_queries >= 2 * n:
-            return [scan(*share, n) for share in shares]
-        started = [_threads(n).submit(scan, *share, 1) for share in shares[1:]]
-        own = scan(*shares[0], 1)
-        return [own, *(share.result() for share in started)]
+    def _search(self, queries: np.ndarray, n: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The n largest rounded sums in each share, falling, and their rows in it; -1 where FAISS found none."""
+        n_shares = len(self.shares)
+        if len(queries) >= 2 * n_shares:
+            with _threads_of_faiss(n_shares):
+                return [share.search(queries, n) for share in self.shares]
+        started = [_threads(n_shares).submit(share.search, queries, n) for share in self.shares[1:]]
+        with _threads_of_faiss(1):
+            own = self.shares[0].search(queries, n)
+        return [own, *(search.result() for search in started)]
 
 
 def pack(codes: np.ndarray) -> np.ndarray:
@@ -129,15 +124,17 @@ def _blocks(index: faiss.IndexPQFastScan) -> np.ndarray:
 
 def _codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
     """The codes of these rows, (...) -> (..., M') uint8."""
-    block, place = np.divmod(rows, BLOCK)
-    both = _blocks(index)[block, : index.M, BYTE[place % 16]]
+    block, place = rows // BLOCK, rows % BLOCK
+    first = block * (index.M2 * 16) + BYTE[place % 16]
+    both = _blocks(index).ravel().take(first[..., None] + 16 * np.arange(index.M))
     found: np.ndarray = (both >> (place // 16 * 4).astype(np.uint8)[..., None]) & 15
     return found
 
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(n)
+    """Threads in each of which FAISS uses one thread."""
+    return ThreadPoolExecutor(n, initializer=faiss.omp_set_num_threads, initargs=(1,))
 
 
 @contextmanager
