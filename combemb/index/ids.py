@@ -1,5 +1,6 @@
 """The names of the entries of an index: whole numbers or strings, each used once."""
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,6 +60,7 @@ class Ids:
             return np.asarray(pc.fill_null(pc.index_in(wanted, value_set=self.values), -1), dtype=np.int64)
         if self._order is None:
             self._order = np.argsort(self.values).astype(np.uint32)
+            _let_go(self.values)
         low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(self))
         while (low < high).any():  # np.searchsorted would make a copy of the order twice as large
             middle = (low + high) // 2
@@ -66,6 +68,15 @@ class Ids:
             low, high = np.where(is_below, middle + 1, low), np.where(is_below, high, np.minimum(high, middle))
         rows = self._order[np.minimum(low, len(self) - 1)].astype(np.int64)
         return np.where(self.values[rows] == wanted, rows, -1)
+
+
+def _let_go(values: np.ndarray) -> None:
+    """Of a memory map, give back the pages that have been read; they come again when they are asked for."""
+    base: Any = values
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def read_ids(ids: Any) -> Values:
