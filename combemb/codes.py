@@ -77,8 +77,11 @@ class Codebook:
         if not q.isfinite().all():
             raise ValueError("queries hold values that are not finite in float32; remove or repair those rows")
         if self.metric == "l2":  # differences first: |q|^2 - 2 q.w + |w|^2 loses digits far from the origin
-            return torch.stack([-(q - w).square().sum(dim=2) for w in self.words.unbind(1)], dim=2)
-        table = torch.einsum("qmd,mkd->qmk", q, self.words)
+            table = torch.stack([-(q - w).square().sum(dim=2) for w in self.words.unbind(1)], dim=2)
+        else:
+            table = torch.einsum("qmd,mkd->qmk", q, self.words)
+        if not table.isfinite().all():
+            raise ValueError("queries are too large for these words: a score goes beyond float32; scale them down")
         # A matrix product may round equal columns differently, so a repeated word takes over its source's value.
         return table.gather(2, self._source.expand_as(table)) if len(set(self.sizes)) > 1 else table
 

@@ -137,12 +137,6 @@ class Collection:
         """How many entries have a label."""
         return len(self) - int(self.entries["label"].null_count)
 
-    @property
-    def n_codes(self) -> int:
-        """How many different codes the entries have."""
-        codes = np.ascontiguousarray(self.index.codes())
-        return len(np.unique(codes.view(f"V{codes.shape[1]}")))
-
     def add(self, source: Any, *, labels: Any = None, progress: bool | None = None) -> None:
         """Add the items of a source; ValueError if one is there already. `save` writes the result."""
         self._add(source, labels, False, progress)

@@ -62,17 +62,22 @@ class Joined:
     def scores(self, table: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Scores (Q, n) of joined codes (Q, n, M') by tables (Q, M, K): entries added in float64, set by set."""
         Q, n, _ = codes.shape
-        M, K = table.shape[1:]
         scores = np.empty((Q, n))
-        step = max(1, NUMBERS // (M * n))
+        width = max(1, min(n, NUMBERS // table.shape[1]))  # codes at a time
+        step = max(1, NUMBERS // (table.shape[1] * width))  # queries at a time
         for start in range(0, Q, step):
             some = slice(start, start + step)
-            entries = table[some].transpose(1, 0, 2).astype(np.float64)  # (M, q, K)
-            first = np.arange(0, entries.size, K).reshape(M, -1, 1)
-            words = self.split(codes[some]).transpose(2, 0, 1)  # (M, q, n)
-            found = entries.ravel().take(words + first)
-            total = found[0]
-            for more in found[1:]:  # numpy's own sum may take another order
-                total += more
-            scores[some] = total
+            for first in range(0, n, width):
+                few = slice(first, first + width)
+                scores[some, few] = self._scores(table[some], codes[some, few])
         return scores
+
+    def _scores(self, table: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        M, K = table.shape[1:]
+        entries = table.transpose(1, 0, 2).astype(np.float64)  # (M, q, K)
+        first = np.arange(0, entries.size, K).reshape(M, -1, 1)
+        found = entries.ravel().take(self.split(codes).transpose(2, 0, 1) + first)  # (M, q, n)
+        total = np.zeros(found.shape[1:])
+        for more in found:  # numpy's own sum may take another order
+            total += more
+        return total

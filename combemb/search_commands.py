@@ -61,7 +61,7 @@ def summary(collection: Collection) -> list[str]:
     sizes = ", ".join(f"{name} ({decimal(size)})" for name, size in n_bytes.items())
     return [
         f"{len(collection):,} entries, {collection.n_labelled:,} of them labelled, "
-        f"with {collection.n_codes:,} distinct codes of {collection.model.codebook.bits} bits",
+        f"with {collection.index.n_codes:,} distinct codes of {collection.model.codebook.bits} bits",
         f"written to {collection.folder}: {sizes}",
     ]
 

@@ -40,7 +40,7 @@ def test_what_was_fitted_on_is_found_with_ids_and_labels(indexed: Path):
     collection = Collection.open(indexed)
     codes = collection.model.encode(X)
     assert (len(collection), collection.n_labelled) == (60, 40)
-    assert collection.n_codes == len({tuple(code) for code in codes.tolist()})
+    assert collection.index.n_codes == len({tuple(code) for code in codes.tolist()})
     for i, found in enumerate(collection.search(X, k=60)):
         assert found.query == Entry(str(i))
         scores = (16 - 2 * (codes != codes[i]).sum(dim=1)).tolist()

@@ -1,7 +1,8 @@
 """CodeIndex: exact search among codes of 12 to 72 bits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,7 +47,8 @@ class CodeIndex:
     """Entries with codes and ids, searched by embeddings (Eq. 9).
 
     Results are exact: ids and scores are those of scoring every entry by `codebook.scores`, equal scores in the order
-    of adding. A search scans distinct codes only, with FAISS's fast scan on two sets at a time.
+    of adding. A search scans distinct codes only, with FAISS's fast scan on joined sets. In a forked process use
+    `n_threads=1`: neither FAISS's threads nor ours survive a fork.
 
     >>> from combemb.codes import binary_codebook
     >>> index = CodeIndex(binary_codebook(bits=3))
@@ -66,9 +68,13 @@ class CodeIndex:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def n_codes(self) -> int:
+        """Codes that are stored and scanned: the distinct ones, counted again in each part (`save` joins them)."""
+        return sum(part.groups.n_groups for part in self._parts)
+
     def __repr__(self) -> str:
-        n_distinct = sum(part.groups.n_groups for part in self._parts)
-        return f"CodeIndex({len(self):,} entries, {n_distinct:,} distinct codes, {self.codebook!r})"
+        return f"CodeIndex({len(self):,} entries, {self.n_codes:,} codes stored, {self.codebook!r})"
 
     @property
     def ids(self) -> np.ndarray:
@@ -86,17 +92,16 @@ class CodeIndex:
         """
         codes = self.codebook.checked(x) if _is_codes(x) else self.codebook.encode(_finite(x)).numpy()
         extended = self._ids.extended(ids, len(codes))
-        if len(codes):
-            self._append(self._joined.join(codes))
-        self._ids = extended
+        parts = self._appended(self._joined.join(codes)) if len(codes) else self._parts
+        self._parts, self._ids = parts, extended
 
     def search(self, queries: Array, k: int = 10, *, among: Any = None) -> Hits:
         """The k nearest entries of each query (Q, D); all of them, in order, if there are fewer than k.
 
         among: ids, or a boolean mask over the entries in the order of adding, to search among these alone.
         """
-        if k < 1:
-            raise ValueError(f"k={k}; give 1 or more")
+        if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
+            raise ValueError(f"k={k!r}; give a whole number, 1 or more")
         table = self.codebook.table(queries).numpy()
         rows, parts = self._among(among)
         n = len(self) if rows is None else len(rows)
@@ -122,11 +127,11 @@ class CodeIndex:
 
     def remove(self, ids: Any) -> None:
         """Remove the entries of these ids, in one pass over the index. ValueError if one is not there."""
-        rows = np.setdiff1d(np.arange(len(self)), self._known_rows(ids))
-        codes, self._ids = self._joined_codes(rows), self._ids.take(rows)
-        self._parts = []
-        if len(rows):
-            self._append(codes)
+        is_kept = np.ones(len(self), bool)
+        is_kept[self._known_rows(ids)] = False
+        rows = np.flatnonzero(is_kept)
+        parts = [self._part(self._joined_codes(rows))] if len(rows) else []
+        self._parts, self._ids = parts, self._ids.take(rows)
 
     def merge(self, other: "CodeIndex") -> None:
         """Add all entries of another index of the same codebook, under their ids."""
@@ -139,7 +144,10 @@ class CodeIndex:
         """Write the index to a file, which is never half-written: an old one stays until the new one is whole."""
         if len(self._parts) > 1:
             self._parts = [self._part(self._joined_codes(np.arange(len(self))))]
-        files.write(Path(path), self.codebook, self._parts[0] if self._parts else None, self._ids)
+        path = Path(path).resolve()
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent}; make it first")
+        files.write(path, self.codebook, self._parts[0] if self._parts else None, self._ids)
 
     @classmethod
     def load(cls, path: str | Path, codebook: Codebook | None = None, n_threads: int | None = None) -> Self:
@@ -154,15 +162,18 @@ class CodeIndex:
     def _part(self, codes: np.ndarray) -> Part:
         return Part.of(self._joined, codes, self.n_threads)
 
-    def _append(self, codes: np.ndarray) -> None:
-        """A part of joined codes, joined with those before it that are not much larger."""
-        while self._parts and len(self._parts[-1]) < JOIN_BELOW * len(codes):
-            last = self._parts.pop()
+    def _appended(self, codes: np.ndarray) -> list[Part]:
+        """The parts with one more of these joined codes, joined with those before it that are not much larger."""
+        parts = list(self._parts)
+        while parts and len(parts[-1]) < JOIN_BELOW * len(codes):
+            last = parts.pop()
             codes = np.concatenate([last.codes(np.arange(len(last))), codes])
-        self._parts.append(self._part(codes))
+        return [*parts, self._part(codes)]
 
     def _joined_codes(self, rows: np.ndarray) -> np.ndarray:
         """Joined codes (n, M') of entries."""
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"rows span {rows.min()}..{rows.max()}, but there are {len(self)} entries")
         found = np.empty((len(rows), self._joined.n_sets), np.uint8)
         first = 0
         for part in self._parts:
@@ -175,8 +186,8 @@ class CodeIndex:
         """The entries to search, None for all, and the parts that hold them."""
         if among is None:
             return None, self._parts
-        mask = np.asarray(among) if not isinstance(among, Sequence) else None
-        if mask is not None and mask.dtype == bool:
+        mask = np.asarray(among)
+        if mask.dtype == bool:
             if mask.shape != (len(self),):
                 raise ValueError(f"the mask has shape {mask.shape}; give one bool per entry, ({len(self)},)")
             rows = np.flatnonzero(mask)
@@ -220,7 +231,10 @@ def _chunks(table: np.ndarray) -> list[np.ndarray]:
 
 
 def _is_codes(x: Array) -> bool:
-    return getattr(x, "dtype", None) in (np.uint8, torch.uint8)
+    """Whole numbers of any type are codes; bool is left to the codebook to refuse."""
+    if isinstance(x, torch.Tensor):
+        return not x.is_floating_point()
+    return np.asarray(x).dtype.kind in "iub"
 
 
 def _finite(x: Array) -> Array:

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from combemb.codes import WORD_COUNTS, Codebook, Metric
 from combemb.files import write_atomically
 from combemb.index.code_index import CodeIndex
+from combemb.index.fast_scan import BLOCK
 
 FORMAT = 1
-BLOCK = 32  # codes of FAISS's fast scan that lie together
 ROWS = 2**20  # that are held in work space at a time, and the most of a row group of Parquet
 COLUMNS = ["id", "code"]
 IN_FAISS = "a FAISS file of an IndexPQ of 1 to 4 bits or an IndexPQFastScan, bare or in an IndexIDMap"

@@ -1,5 +1,6 @@
 """Codes of 4-bit numbers in the layout of FAISS's fast scan, which adds table entries for 32 codes at a time."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ ORDER = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
 BYTE = np.argsort(ORDER)
 PACKED_AT_ONCE = 2**20  # codes
 SMALLEST_SHARE = 64  # blocks that are worth a thread
+MOST_SETS = 257  # that FAISS can add up in 16 bits
 
 
 class FastScan:
@@ -75,6 +77,7 @@ class FastScan:
         scores = self.joined.scores(table, np.concatenate(codes, axis=1))
         rows = np.concatenate([rows + first for first, rows in zip(self.firsts, found_rows, strict=True)], axis=1)
         error = step * (self.joined.n_sets + 1) / 2  # one more for what float32 rounds
+        error += table.shape[1] * 2.0**-51 * np.abs(table).max(axis=2).sum(axis=1, dtype=np.float64)  # and float64
         return rows, scores, np.where(is_flat | is_missing, np.inf, least + error + low.sum(axis=(1, 2)))
 
     def _search(self, queries: np.ndarray, n: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -135,6 +138,10 @@ def _codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
 def _threads(n: int) -> ThreadPoolExecutor:
     """Threads in each of which FAISS uses one thread."""
     return ThreadPoolExecutor(n, initializer=faiss.omp_set_num_threads, initargs=(1,))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of these threads
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The file of an index: one safetensors file with a checksum for every array, read as a memory map."""
 
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -63,7 +64,7 @@ def read(path: Path, n_threads: int) -> tuple[Codebook, Part | None, Ids]:
 def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the file says of itself, and its arrays as memory maps whose checksums are right."""
     with path.open("rb") as file:
-        n_bytes = path.stat().st_size
+        n_bytes = os.fstat(file.fileno()).st_size
         n_header = int.from_bytes(file.read(8), "little")
         if not 8 + n_header <= n_bytes:
             raise ValueError("it is cut short")
@@ -82,14 +83,15 @@ def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
                 raise ValueError(f"its array {name} is cut short")
             if _crc32(file, start, size) != about["crc32"][name]:
                 raise ValueError(f"the checksum of its array {name} is wrong")
-            arrays[name] = _mapped(path, start, dtype, shape)
+            arrays[name] = _mapped(file, start, dtype, shape)
     return about, arrays
 
 
-def _mapped(path: Path, start: int, dtype: str, shape: list[int]) -> np.ndarray:
+def _mapped(file: BinaryIO, start: int, dtype: str, shape: list[int]) -> np.ndarray:
+    """Of the open file: its path may name another one by now."""
     if 0 in shape:
         return np.empty(shape, dtype)
-    return np.asarray(np.memmap(path, dtype, "r", start, tuple(shape)))
+    return np.asarray(np.memmap(file, dtype, "r", start, tuple(shape)))
 
 
 def _crc32(file: BinaryIO, start: int, size: int) -> int:

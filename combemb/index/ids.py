@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ class Ids:
     def __init__(self, values: Values):
         """Take over int64 (N,), or strings of Arrow; that each is used once is the caller's word."""
         self.values = values
-        self._order: npt.NDArray[np.uint32] | None = None  # of numbers, made for the first look-up
+        self._is_ascending: bool | None = None  # known after the first look-up of a number
+        self._order: npt.NDArray[np.uint32] | None = None  # of numbers that do not ascend, made then
 
     def __len__(self) -> int:
         return len(self.values)
@@ -36,6 +38,8 @@ class Ids:
             if isinstance(self.values, pa.LargeStringArray):
                 raise ValueError("the ids of this index are strings; give ids for the new entries too")
             first = int(self.values.max()) + 1 if len(self) else 0
+            if first + n > 2**63:
+                raise ValueError(f"the largest id is {first - 1}, there are none left to count on; give ids")
             return Ids(np.concatenate([self.values, np.arange(first, first + n)]))
         new = read_ids(ids)
         if len(new) != n:
@@ -58,9 +62,13 @@ class Ids:
             return np.full(len(wanted), -1)
         if isinstance(self.values, pa.LargeStringArray):
             return np.asarray(pc.fill_null(pc.index_in(wanted, value_set=self.values), -1), dtype=np.int64)
-        if self._order is None:
-            self._order = np.argsort(self.values).astype(np.uint32)
+        if self._is_ascending is None:
+            self._is_ascending = bool((self.values[1:] > self.values[:-1]).all())
+            self._order = None if self._is_ascending else np.argsort(self.values).astype(np.uint32)
             _let_go(self.values)
+        if self._order is None:
+            rows = np.minimum(np.searchsorted(self.values, wanted), len(self) - 1)
+            return np.where(self.values[rows] == wanted, rows, -1)
         low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(self))
         while (low < high).any():  # np.searchsorted would make a copy of the order twice as large
             middle = (low + high) // 2
@@ -91,17 +99,20 @@ def read_ids(ids: Any) -> Values:
         ids = ids.to_numpy(zero_copy_only=False) if not pa.types.is_large_string(ids.type) else ids
         if isinstance(ids, pa.LargeStringArray) and ids.null_count == 0:
             return ids
-    array = np.asarray(ids) if len(ids) else np.empty(0, np.int64)
-    if array.ndim != 1:
-        raise ValueError(f"ids have shape {array.shape}; give one per entry, (N,)")
-    if array.dtype.kind in "iu":
-        if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
-            raise ValueError(f"ids hold {array.max()}, more than 64 signed bits; give smaller ones or strings")
-        return array.astype(np.int64, copy=False)
-    if array.dtype.kind == "U" or (array.dtype == object and all(isinstance(name, str) for name in array)):
-        return pa.array(array.tolist(), pa.large_string())
-    kinds = sorted({type(name).__name__ for name in array[:1000].tolist()})
-    raise ValueError(f"ids are of type {', '.join(kinds)}; give all ints or all strings")
+    if isinstance(ids, np.ndarray) and ids.ndim != 1:
+        raise ValueError(f"ids have shape {ids.shape}; give one per entry, (N,)")
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and ids.dtype != np.uint64:
+        return ids.astype(np.int64, copy=False)
+    names = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    if all(isinstance(name, str) for name in names) and names:
+        return pa.array(names, pa.large_string())
+    if not all(isinstance(name, Integral) and not isinstance(name, bool | np.bool_) for name in names):
+        kinds = sorted({type(name).__name__ for name in names})
+        raise ValueError(f"ids are of type {', '.join(kinds)}; give all ints or all strings")
+    try:
+        return np.array(names, dtype=np.int64)
+    except OverflowError:
+        raise ValueError("ids hold numbers beyond 64 signed bits; give smaller ones or strings") from None
 
 
 def _kind(values: Values) -> str:
@@ -112,7 +123,7 @@ def _checked(new: Values, old: Ids) -> Ids:
     """Old ids and new ones together, once no new one is there twice."""
     if isinstance(new, np.ndarray):
         assert isinstance(old.values, np.ndarray)
-        if not (np.diff(new) > 0).all() or (len(old) and len(new) and new[0] <= old.values.max()):
+        if not (new[1:] > new[:-1]).all() or (len(old) and len(new) and new[0] <= old.values.max()):
             ranked = np.sort(new)
             again = ranked[1:][ranked[1:] == ranked[:-1]]
             _refuse(again.tolist() or new[old.rows(new) >= 0].tolist())

@@ -5,12 +5,13 @@ from typing import Self
 
 import numpy as np
 
-from combemb.index.fast_scan import FastScan, pack
+from combemb.index.fast_scan import MOST_SETS, FastScan, pack
 from combemb.index.groups import Groups
 from combemb.joined import Joined
 
 MORE = 4  # times as many candidates are fetched when some may be missing
 CELLS = 2**22  # candidates of all queries that are held at a time
+CODES_AT_ONCE = 2**13  # where all are scored
 FIRST_WITHIN = 1_024  # candidates that a search by score begins with
 
 Take = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -68,7 +69,7 @@ class Part:
         found: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.int64), np.empty(0))] * len(table)
 
         def take(queries: np.ndarray, groups: np.ndarray, exact: np.ndarray, beyond: np.ndarray) -> np.ndarray:
-            done = beyond < least
+            done = (beyond < least) | np.isneginf(beyond)
             query, entry, score = self._entries(groups, exact, (exact >= least) & done[:, None], len(self))
             edges = np.searchsorted(query, np.arange(len(queries) + 1))
             for i in np.flatnonzero(done):
@@ -87,7 +88,8 @@ class Part:
         todo = [(np.arange(len(table)), n)] if len(table) else []
         while todo:
             queries, n = todo.pop()
-            n = n if 2 * n <= self.groups.n_groups else self.groups.n_groups
+            is_scan = 2 * n <= self.groups.n_groups and self.joined.n_sets <= MOST_SETS
+            n = n if is_scan else self.groups.n_groups
             for some in np.array_split(queries, -(-len(queries) * n // CELLS)):
                 done = take(some, *self._scored(table[some], n))
                 if not done.all():
@@ -97,9 +99,12 @@ class Part:
         """About n promising groups with their scores (Q, n'), and what no other's score exceeds (Q,)."""
         if n < self.groups.n_groups:
             return self.scan.nearest(table, n)
-        groups = np.broadcast_to(np.arange(n), (len(table), n))
-        codes = np.broadcast_to(self.scan.codes(np.arange(n)), (len(table), n, self.joined.n_sets))
-        return groups, self.joined.scores(table, codes), np.full(len(table), -np.inf)
+        scores = np.empty((len(table), n))
+        for start in range(0, n, CODES_AT_ONCE):
+            codes = self.scan.codes(np.arange(start, min(start + CODES_AT_ONCE, n)))
+            codes = np.broadcast_to(codes, (len(table), *codes.shape))
+            scores[:, start : start + CODES_AT_ONCE] = self.joined.scores(table, codes)
+        return np.broadcast_to(np.arange(n), scores.shape), scores, np.full(len(table), -np.inf)
 
     def _entries(
         self, groups: np.ndarray, exact: np.ndarray, chosen: np.ndarray, at_most: int

@@ -1,5 +1,6 @@
 """The index against scoring every entry one by one: ids, scores and the order of ties, bit by bit."""
 
+import multiprocessing
 from dataclasses import replace
 
 import faiss
@@ -88,12 +89,35 @@ def test_equal_codes_are_scored_once(monkeypatch):
     problem = make(0, [4] * 6, 2, 5_000, distinct=0.01)
     index = indexed(problem)
     n_distinct = len(np.unique(problem.codes, axis=0))
-    assert f"{n_distinct} distinct codes" in repr(index)
+    assert index.n_codes == n_distinct
+    assert f"5,000 entries, {n_distinct} codes stored" in repr(index)
     scored = []
     scores = Joined.scores
     monkeypatch.setattr(Joined, "scores", lambda own, *given: scored.append(given[1][0].size) or scores(own, *given))
     assert_found(index.search(problem.queries, 200), problem.nearest(200))
     assert sum(scored) <= 3 * n_distinct  # joined sets
+
+
+@pytest.mark.parametrize("size", [1e15, 1e16, 1e17])
+def test_a_set_that_drowns_the_others_does_not_hide_what_is_nearest(size):
+    """Partial sums then lose digits of the other sets, in float64 too."""
+    problem = make(0, [16] * 6, 1, 20_000)
+    words = problem.codebook.words.clone()
+    words[0] = size
+    problem = replace(problem, codebook=Codebook(words, "inner"), queries=np.ones((1, 6)))
+    scores = problem.codebook.scores(problem.queries, problem.codes).numpy()
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
+    assert np.array_equal(indexed(problem).search(problem.queries, 5).ids, order)
+
+
+def test_more_sets_than_faiss_can_add_up():
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 2, (3_000, 1_040)).astype(np.uint8)
+    index = CodeIndex(binary_codebook(1_040))
+    index.add(codes)
+    hits = index.search(codes[1_234:1_235] * 2.0 - 1.0, 2)
+    assert hits.ids[0, 0] == 1_234
+    assert hits.scores[0, 0] == 1_040
 
 
 def test_faiss_finds_the_same():
@@ -122,7 +146,8 @@ def test_a_search_among_some_entries(problem, data):
     index = indexed(problem, ids=names)
     entries, scores = problem.nearest(7, rows)
     shuffled = data.draw(st.permutations([names[row] for row in rows]))
-    for among in (shuffled, np.isin(np.arange(N), rows)):
+    mask = np.isin(np.arange(N), rows)
+    for among in (shuffled, mask, mask.tolist()):
         hits = index.search(problem.queries, 7, among=among)
         assert np.array_equal(hits.scores, scores)
         assert hits.ids.tolist() == [[names[entry] for entry in own] for own in entries]
@@ -184,7 +209,8 @@ def test_embeddings_and_codes_are_told_apart_by_their_type():
         by_vectors.add(part)
     assert np.array_equal(by_vectors.codes(), problem.codebook.encode(z).numpy())
     tensor = CodeIndex(problem.codebook)
-    tensor.add(torch.from_numpy(problem.codes))
+    tensor.add(torch.from_numpy(problem.codes[:30]))
+    tensor.add(problem.codes[30:].astype(np.int64))
     assert tensor.search(z[:4], 5).to_list() == by_codes.search(z[:4], 5).to_list()
 
 
@@ -212,8 +238,14 @@ def test_hits_are_pairs_of_id_and_score():
         (lambda: (np.zeros((2, 6), np.uint8), [7, 7]), "1 ids would be there twice, such as 7"),
         (lambda: (np.zeros((2, 6), np.uint8), [100, 30]), "1 ids would be there twice, such as 30"),
         (lambda: (np.zeros((2, 6), np.uint8), ["a", "b"]), "the ids of this index are ints, the new ones strings"),
+        (lambda: (np.zeros((2, 6), bool),), "codes are torch.bool"),
+        (lambda: (np.zeros((2, 6), np.uint8), [1, "a"]), "ids are of type int, str; give all ints or all strings"),
+        (lambda: (np.zeros((2, 6), np.uint8), [1, False]), "ids are of type bool, int; give"),
+        (lambda: (np.zeros((2, 6), np.uint8), [1, 2**63]), "ids hold numbers beyond 64 signed bits"),
+        (lambda: (np.zeros((5, 6), np.uint8), [60, 2**62, -(2**63), -(2**62), 60]), "1 ids would be there twice"),
         (lambda: (np.zeros((2, 6), np.uint8), [1.5, 2.0]), "ids are of type float; give all ints or all strings"),
-        (lambda: (np.zeros((2, 6), np.uint8), [[1], [2]]), r"ids have shape \(2, 1\)"),
+        (lambda: (np.zeros((2, 6), np.uint8), [[1], [2]]), "ids are of type list; give all ints"),
+        (lambda: (np.zeros((2, 6), np.uint8), np.ones((2, 1), int)), r"ids have shape \(2, 1\); give one per entry"),
         (lambda: (np.zeros((2, 6), np.uint8), "ab"), "ids are of type str; give a list"),
         (lambda: (np.zeros((2, 6), np.uint8), 3), "ids are of type int; give a list"),
     ],
@@ -231,8 +263,8 @@ def test_what_cannot_be_added_leaves_the_index_as_it_was(arguments, message):
 def test_what_cannot_be_asked_says_why():
     problem = make(0, [4] * 6, 2, 50)
     index = indexed(problem)
-    for k in (0, -1):
-        with pytest.raises(ValueError, match=f"k={k}; give 1 or more"):
+    for k in (0, -1, 2.5, True, "a"):
+        with pytest.raises(ValueError, match=f"k={k!r}; give a whole number, 1 or more"):
             index.search(problem.queries, k)
     with pytest.raises(ValueError, match="queries hold values that are not finite"):
         index.search(np.array([[0.0] * 12, [np.nan] * 12]))
@@ -249,11 +281,51 @@ def test_what_cannot_be_asked_says_why():
         index.search(problem.queries, among=np.ones(3, bool))
 
 
+def test_numbers_beyond_float32_are_refused():
+    for metric, size in (("l2", 1e20), ("inner", 1e30)):
+        problem = make(0, [4] * 6, 2, 50, metric=metric)
+        index = indexed(replace(problem, codebook=Codebook(size * problem.codebook.words, metric)))
+        with pytest.raises(ValueError, match="queries are too large for these words"):
+            index.search(1e20 * np.ones((1, 12)))
+
+
+def test_a_failure_amid_a_change_leaves_the_index_as_it_was(monkeypatch):
+    problem = make(0, [4] * 6, 2, 50)
+    index = indexed(problem)
+    before = index.search(problem.queries, 50).to_list()
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(Part, "of", fail)
+    for change in (lambda: index.add(problem.codes[:40]), lambda: index.remove([3])):
+        with pytest.raises(MemoryError):
+            change()
+        assert len(index) == 50
+        assert index.search(problem.queries, 50).to_list() == before
+
+
+def test_rows_beyond_the_entries_are_no_codes():
+    for row in (-1, 50):
+        with pytest.raises(IndexError, match=f"rows span {row}..{row}, but there are 50 entries"):
+            indexed(make(0, [4] * 6, 2, 50)).codes(np.array([row]))
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_a_forked_process_can_search(n_threads):
+    problem = make(0, [4] * 12, 2, 9_000)
+    index = indexed(problem, n_threads=n_threads)
+    expected = index.search(problem.queries[:1], 5).to_list()
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply_async(index.search, (problem.queries[:1], 5)).get(timeout=30).to_list() == expected
+
+
 def test_more_than_there_is_gives_what_there_is():
     problem = make(0, [4] * 6, 2, 50)
     assert_found(indexed(problem).search(problem.queries, 51), problem.nearest(50))
     empty = CodeIndex(problem.codebook)
     assert empty.search(problem.queries, 5).ids.shape == (3, 0)
     assert empty.range_search(problem.queries, -9.0).to_list() == [[], [], []]
+    assert_found(indexed(problem).range_search(problem.queries, -np.inf), problem.nearest(50))
     assert indexed(problem).search(problem.queries, 5, among=[]).to_list() == [[], [], []]
     assert indexed(problem).search(problem.queries[:0], 5).ids.shape == (0, 5)
