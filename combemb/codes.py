@@ -74,14 +74,15 @@ class Codebook:
         self._check_vectors(queries)
         q = _tensor(queries).reshape(-1, len(self.sizes), self.words.shape[2])  # (Q, M, d)
         q = (_unit(q) if self.metric == "cosine" else q).float()
-        if not q.isfinite().all():
-            raise ValueError("queries hold values that are not finite in float32; remove or repair those rows")
         if self.metric == "l2":  # differences first: |q|^2 - 2 q.w + |w|^2 loses digits far from the origin
             table = torch.stack([-(q - w).square().sum(dim=2) for w in self.words.unbind(1)], dim=2)
         else:
             table = torch.einsum("qmd,mkd->qmk", q, self.words)
         if not table.isfinite().all():
-            raise ValueError("queries are too large for these words: a score goes beyond float32; scale them down")
+            raise ValueError(
+                "queries hold values that are not finite, or so large that scores go beyond float32; remove or repair "
+                "those rows"
+            )
         # A matrix product may round equal columns differently, so a repeated word takes over its source's value.
         return table.gather(2, self._source.expand_as(table)) if len(set(self.sizes)) > 1 else table
 

@@ -14,7 +14,7 @@ from combemb.index import files
 from combemb.index.ids import Ids
 from combemb.index.parts import Part
 from combemb.joined import Joined
-from combemb.machine import n_cores
+from combemb.machine import limited_threads, n_cores
 
 QUERIES_AT_ONCE = 1_024
 JOIN_BELOW = 4  # a part joins the one before it unless that is this many times as large
@@ -102,7 +102,7 @@ class CodeIndex:
         """
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"k={k!r}; give a whole number, 1 or more")
-        table = self.codebook.table(queries).numpy()
+        table = self._table(queries)
         rows, parts = self._among(among)
         n = len(self) if rows is None else len(rows)
         found = [_nearest(parts, some, min(k, n)) for some in _chunks(table)]
@@ -113,7 +113,7 @@ class CodeIndex:
         """All entries whose score is at least this, of each query (Q, D); `among` as for `search`."""
         if np.isnan(least):
             raise ValueError("the least score is NaN; give a number")
-        table = self.codebook.table(queries).numpy()
+        table = self._table(queries)
         rows, parts = self._among(among)
         ids, scores = [], []
         for some in _chunks(table):
@@ -158,6 +158,11 @@ class CodeIndex:
         index = cls(found, n_threads)
         index._ids, index._parts = ids, [part] if part is not None else []
         return index
+
+    def _table(self, queries: Array) -> np.ndarray:
+        """What each word is worth to each query, (Q, M, K) float32."""
+        with limited_threads(1):  # other threads of torch would wait, and be in the way of those that scan
+            return self.codebook.table(queries).numpy()
 
     def _part(self, codes: np.ndarray) -> Part:
         return Part.of(self._joined, codes, self.n_threads)

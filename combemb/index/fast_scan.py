@@ -68,7 +68,7 @@ class FastScan:
         is_flat = step == 0  # all scores are the same, and FAISS would divide by zero
         tables[is_flat, :, 0] = 1
         queries = np.ascontiguousarray(tables.reshape(len(tables), -1), np.float32)
-        n_each = n if len(self.shares) == 1 else int(1.1 * n / len(self.shares)) + 16
+        n_each = n if len(self.shares) == 1 else int(1.05 * n / len(self.shares)) + 12
         found = self._search(queries, n_each)
         least = np.max([sums[:, -1] for sums, _ in found], axis=0).astype(np.float64)  # of the rounded sums found
         is_missing = np.any([rows[:, -1] < 0 for _, rows in found], axis=0)

@@ -61,7 +61,7 @@ class Part:
             return done
 
         per_group = len(self) / self.groups.n_groups
-        self._propose(table, int(1.15 * k / per_group) + 16, take)
+        self._propose(table, int(1.2 * k / per_group) + 8, take)
         return entries, scores
 
     def within(self, table: np.ndarray, least: float) -> list[tuple[np.ndarray, np.ndarray]]:
