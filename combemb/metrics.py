@@ -1,8 +1,8 @@
-"""Retrieval and pair metrics. Ties are averaged over all their orders, so the order of storage never decides."""
+"""How well codes do: search in a database, use of the code words, precision and recall of pairs."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,8 +10,33 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Array = Tensor | npt.NDArray[Any]
+from combemb.retrieval import (
+    Array,
+    Ints,
+    average_precision,
+    check_place,
+    cpu_tensor,
+    in_blocks,
+    mean_average_precision,
+    precision_recall,
+    rank,
+)
+
+__all__ = [
+    "Retrieval",
+    "Scorer",
+    "average_precision",
+    "code_retrieval",
+    "code_use",
+    "float_retrieval",
+    "mean_average_precision",
+    "pair_precision_recall",
+    "precision_recall",
+]
+
 Targets = Array | Sequence[int] | Sequence[str]
+
+CELLS = 16_000_000  # scores to hold at a time, 8 bytes each: enough queries at once to make scoring them cheap
 
 
 class Scorer(Protocol):
@@ -26,55 +51,21 @@ class Retrieval:
     """How well queries find their kind in a database.
 
     `map` is the mean average precision; `chance` what a random ranking tends to, the mean share of relevant items;
-    `n_queries` the queries both are averaged over; `n_skipped` those left out because nothing was relevant.
+    `n_queries` the queries all is averaged over; `n_skipped` those left out because nothing was relevant;
+    `precision` and `recall` the means after the first k places, by k.
     """
 
     map: float
     chance: float
     n_queries: int
     n_skipped: int
+    precision: dict[int, float] = field(default_factory=dict)
+    recall: dict[int, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         skipped = f", {self.n_skipped} skipped" if self.n_skipped else ""
-        return f"mAP {self.map:.3f} (chance {self.chance:.3f}, {self.n_queries} queries{skipped})"
-
-
-def average_precision(scores: Array, relevant: Array, at: int | None = None, sizes: Array | None = None) -> Tensor:
-    """Return the expected average precision over all orders of items with equal score: (Q,) float64.
-
-    scores (Q, G), larger = nearer. Column g stands for sizes[g] items (one, when `sizes` is None), relevant[q, g] of
-    which are relevant; bool or integers. Let a run of equal scores hold n items, r of them relevant, after t items with
-    s relevant ones; R relevant items in all; H_j = 1 + 1/2 + ... + 1/j; rho = (r - 1)/(n - 1), 0 for n = 1. Then
-
-        AP = 1/R sum_runs r/n [rho n + (s + 1 - rho (t + 1)) (H_{t+n} - H_t)]     (McSherry & Najork 2008).
-
-    With the cut-off `at`, a run adds only its first min(n, at - t) places and R becomes min(R, at).
-    A query with R = 0 gives NaN.
-
-    >>> average_precision(torch.tensor([[3.0, 2.0, 2.0]]), torch.tensor([[True, False, True]]))
-    tensor([0.9167], dtype=torch.float64)
-    """
-    scores, relevant, sizes = _checked_ranking(scores, relevant, sizes)
-    if at is not None and at < 1:
-        raise ValueError(f"at={at}; a cut-off counts places from 1, and None ranks everything")
-    ranked, order = scores.sort(dim=1, descending=True)  # (Q, G), as everything below
-    items, hits = sizes[order], relevant.gather(1, order)
-    items_so_far, hits_so_far = items.cumsum(1), hits.cumsum(1)
-    edge = torch.ones(len(scores), 1, dtype=torch.bool)
-    changes = ranked[:, 1:] != ranked[:, :-1]
-    starts, ends = torch.cat([edge, changes], 1), torch.cat([changes, edge], 1)
-
-    # Both totals only grow, so the largest value yet seen at a start is the one at the start of the present run.
-    t = torch.where(starts, items_so_far - items, 0).cummax(1).values
-    s = torch.where(starts, hits_so_far - hits, 0).cummax(1).values
-    n, r = items_so_far - t, hits_so_far - s  # complete where a run ends
-    places = n if at is None else torch.minimum(n, at - t).clamp(min=0)
-    H = torch.arange(1, int(sizes.sum()) + 1, dtype=torch.float64).reciprocal().cumsum(0)
-    H = torch.nn.functional.pad(H, (1, 0))  # H_0 = 0
-    rho = (r - 1).double() / (n - 1).clamp(min=1)
-    gain = r.double() / n * (rho * places + (s + 1 - rho * (t + 1)) * (H[t + places] - H[t]))
-    R = hits_so_far[:, -1]
-    return torch.where(ends, gain, 0.0).sum(1) / (R if at is None else R.clamp(max=at))
+        at_k = (f"; at {k} precision {self.precision[k]:.3f}, recall {self.recall[k]:.3f}" for k in self.precision)
+        return f"mAP {self.map:.3f} (chance {self.chance:.3f}, {self.n_queries} queries{skipped}){''.join(at_k)}"
 
 
 def code_retrieval(
@@ -85,16 +76,18 @@ def code_retrieval(
     database_targets: Targets,
     *,
     at: int | None = None,
-    chunk: int = 64,
+    k: Sequence[int] = (),
+    chunk: int | None = None,
 ) -> Retrieval:
-    """Search a database of codes (N, M) by queries (Q, D) and report the mean average precision.
+    """Search a database of codes (N, M) by queries (Q, D): mean average precision (until `at`), precision, recall at k.
 
     Targets are one class per item, (n,) integers or strings, or several, (n, C) of 0 and 1; items are relevant that
-    share a class with the query. Only distinct codes are scored and ranked, `chunk` queries at a time.
+    share a class with the query. Only distinct codes are scored, `chunk` queries at a time; without it, as many as half
+    a gigabyte of work space allows.
     """
     targets = _paired_targets(query_targets, database_targets, len(queries), len(codes))
-    distinct, group = torch.unique(_tensor(codes), dim=0, return_inverse=True)
-    return _retrieval(lambda rows: codebook.scores(queries[rows], distinct), group, *targets, at=at, chunk=chunk)
+    distinct, group = _distinct(cpu_tensor(codes))
+    return _retrieval(lambda rows: codebook.scores(queries[rows], distinct), group, *targets, at=at, k=k, chunk=chunk)
 
 
 def float_retrieval(
@@ -104,18 +97,19 @@ def float_retrieval(
     database_targets: Targets,
     *,
     at: int | None = None,
-    chunk: int = 64,
+    k: Sequence[int] = (),
+    chunk: int | None = None,
 ) -> Retrieval:
     """Rank a database (N, D) of vectors by cosine, what codes would reach without quantisation; see `code_retrieval`.
 
     Equal vectors are scored once, in sorted order: a matrix product may round equal columns differently.
     """
     targets = _paired_targets(query_targets, database_targets, len(queries), len(database))
-    distinct, group = torch.unique(_unit_rows(database, "database"), dim=0, return_inverse=True)
+    distinct, group = _distinct(_unit_rows(database, "database"))
     q = _unit_rows(queries, "queries")
     if q.shape[1] != distinct.shape[1]:
         raise ValueError(f"queries have {q.shape[1]} columns and the database {distinct.shape[1]}; embed both alike")
-    return _retrieval(lambda rows: q[rows] @ distinct.T, group, *targets, at=at, chunk=chunk)
+    return _retrieval(lambda rows: q[rows] @ distinct.T, group, *targets, at=at, k=k, chunk=chunk)
 
 
 def code_use(codes: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
@@ -133,7 +127,7 @@ def pair_precision_recall(predicted: Array, same: Array) -> tuple[float, float]:
 
     Precision is NaN when nothing is predicted, recall when no pair is true.
     """
-    said, true = _tensor(predicted), _tensor(same)
+    said, true = cpu_tensor(predicted), cpu_tensor(same)
     if said.dtype != torch.bool or true.dtype != torch.bool:
         raise ValueError(
             f"pair masks are {said.dtype} and {true.dtype}; give bool, for instance similarity > threshold"
@@ -147,49 +141,64 @@ def pair_precision_recall(predicted: Array, same: Array) -> tuple[float, float]:
 
 def _retrieval(
     score: Callable[[slice], Tensor],
-    group: Tensor,
+    group: Ints,
     query_targets: Tensor,
     database_targets: Tensor,
     *,
     at: int | None,
-    chunk: int,
+    k: Sequence[int],
+    chunk: int | None,
 ) -> Retrieval:
-    """Mean over the queries, scored by slices; item i of the database belongs to column group[i] of the scores."""
+    """Means over the queries, scored by slices; item i of the database belongs to column group[i] of the scores."""
+    check_place("at", at)
+    for place in k:
+        check_place("k", place)
+    # Items with the same score and the same classes stand or fall together: one column each.
+    kinds, kind = _distinct(database_targets)
+    column, sizes = np.unique(group * len(kinds) + kind, return_counts=True)
+    group, kind, N = column // len(kinds), column % len(kinds), len(group)
+    chunk = max(CELLS // len(column), 1) if chunk is None else chunk
     if chunk < 1:
         raise ValueError(f"chunk={chunk}; give the number of queries to score at a time, at least 1")
-    sizes = group.bincount()
-    precisions, shares = [torch.empty(0, dtype=torch.float64)], [torch.empty(0, dtype=torch.float64)]
-    for start in range(0, len(query_targets), chunk):
-        rows = slice(start, start + chunk)
-        relevant = _relevant_counts(query_targets[rows], database_targets, group, len(sizes))
-        precisions.append(average_precision(score(rows), relevant, at, sizes))
-        shares.append(relevant.sum(1).double() / len(group))
-    precision, share = torch.cat(precisions), torch.cat(shares)
-    kept = share > 0
-    if not kept.any():
-        raise ValueError(
-            f"none of {len(kept)} queries shares a class with the {len(group)} database items; check targets"
-        )
-    n_kept = int(kept.sum())
-    return Retrieval(float(precision[kept].mean()), float(share[kept].mean()), n_kept, len(kept) - n_kept)
+
+    def measured(rows: slice) -> Tensor:  # (chunk, 2 + k): average precision, R, hits in the first k places
+        scores = cpu_tensor(score(rows)).double().numpy()
+        shared = _share_a_class(query_targets[rows], kinds).numpy()
+
+        def work(part: slice) -> Tensor:
+            runs = rank(scores[part].take(group, axis=1), shared[part].take(kind, axis=1) * sizes, sizes)
+            return torch.stack([runs.average_precision(at), runs.R, *map(runs.hits, k)], dim=1)
+
+        return in_blocks(work, len(scores), len(column))
+
+    Q = len(query_targets)
+    found = torch.cat([measured(slice(start, start + chunk)) for start in range(0, max(Q, 1), chunk)])
+    kept = found[found[:, 1] > 0]
+    if len(kept) == 0:
+        raise ValueError(f"none of {len(found)} queries shares a class with the {N} database items; check targets")
+    precision, recall = {}, {}
+    for place, hits in zip(k, kept[:, 2:].T, strict=True):
+        precision[place], recall[place] = hits.mean().item() / place, (hits / kept[:, 1]).mean().item()
+    ap, R = kept[:, :2].mean(0).tolist()
+    return Retrieval(ap, R / N, len(kept), len(found) - len(kept), precision, recall)
 
 
-def _relevant_counts(query: Tensor, database: Tensor, group: Tensor, G: int) -> Tensor:
-    """Relevant items (Q, G) of each query in each group; targets (n,) class numbers or (n, C) of 0 and 1."""
-    if query.ndim == 2:
-        shares_class = query @ database.T > 0  # (Q, N)
-        return torch.zeros(len(query), G, dtype=torch.int64).index_add_(1, group, shares_class.long())
-    classes, row = torch.unique(query, return_inverse=True)
-    position = torch.full((int(torch.cat([query, database]).max()) + 1,), -1)
-    position[classes] = torch.arange(len(classes))
-    place = position[database]  # (N,), -1 for classes that no query of this chunk has
-    cell = (place * G + group)[place >= 0]
-    return cell.bincount(minlength=len(classes) * G).view(-1, G)[row]
+def _distinct(rows: Tensor) -> tuple[Tensor, Ints]:
+    """Distinct rows (G, ...) and which of them each row is (N,); compared as bytes, many times faster than by value."""
+    array = np.ascontiguousarray(rows.reshape(len(rows), -1))
+    whole = array.view(np.dtype((np.void, array.shape[1] * array.itemsize)))[:, 0]
+    _, first, group = np.unique(whole, return_index=True, return_inverse=True)
+    return rows[torch.from_numpy(first)], group
+
+
+def _share_a_class(query: Tensor, database: Tensor) -> Tensor:
+    """Whether items share a class, (Q, N) bool; targets (n,) class numbers or (n, C) of 0 and 1."""
+    return query[:, None] == database if query.ndim == 1 else query @ database.T > 0
 
 
 def _paired_targets(query: Targets, database: Targets, Q: int, N: int) -> tuple[Tensor, Tensor]:
     """Targets of both sides on one footing: class numbers (n,) int64, or (n, C) float32 of 0 and 1."""
-    q, db = (np.asarray(_tensor(t)) if isinstance(t, Tensor) else np.asarray(t) for t in (query, database))
+    q, db = (np.asarray(cpu_tensor(t)) if isinstance(t, Tensor) else np.asarray(t) for t in (query, database))
     if (len(q), len(db)) != (Q, N):
         raise ValueError(f"{len(q)} and {len(db)} targets for {Q} queries and {N} database items; give one per item")
     if N == 0:
@@ -215,37 +224,10 @@ def _kind(targets: npt.NDArray[Any]) -> str:
     return "strings" if is_string else "other"
 
 
-def _checked_ranking(scores: Array, relevant: Array, sizes: Array | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (Q, G) float64, relevant counts (Q, G) and sizes (G,) int64 of one ranking problem that makes sense."""
-    score, count = _tensor(scores), _tensor(relevant)
-    if score.ndim != 2 or score.shape != count.shape or score.shape[1] == 0:
-        raise ValueError(f"scores {tuple(score.shape)} and relevant {tuple(count.shape)}; give (Q, G) for both, G > 0")
-    size = torch.ones(score.shape[1], dtype=torch.int64) if sizes is None else _tensor(sizes)
-    if size.shape != score.shape[1:]:
-        raise ValueError(f"sizes have shape {tuple(size.shape)}; give one per column of scores, ({score.shape[1]},)")
-    if count.is_floating_point() or size.is_floating_point():
-        raise ValueError(f"relevant is {count.dtype} and sizes {size.dtype}; counts of items are bool or integers")
-    if score.isnan().any():
-        raise ValueError("scores hold NaN, which has no rank; check the vectors they come from")
-    size, count = size.long(), count.long()
-    if (size < 1).any() or (count < 0).any() or (count > size).any():
-        raise ValueError(
-            "need sizes >= 1 and 0 <= relevant <= sizes (1 without sizes) in every column; recount the items"
-        )
-    return score.double(), count, size
-
-
 def _unit_rows(vectors: Array, name: str) -> Tensor:
     """Rows (N, D) float64 at unit length; zero rows stay zero and so score 0 with everything."""
-    rows = _tensor(vectors).double()
+    rows = cpu_tensor(vectors).double()
     if rows.ndim != 2 or not rows.isfinite().all():
         raise ValueError(f"{name} of shape {tuple(rows.shape)} must be (N, D) and finite; remove or repair such rows")
     length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows / torch.where(length == 0, 1.0, length)
-
-
-def _tensor(values: Array) -> Tensor:
-    """A CPU tensor without gradient that shares memory where it can."""
-    if isinstance(values, np.ndarray):
-        values = np.require(values, requirements=["C", "W"])  # torch warns of read-only arrays, refuses reversed ones
-    return torch.as_tensor(values).detach().cpu()
+    return rows / torch.where(length == 0, 1.0, length) + 0.0  # no -0.0, which equals 0.0 but for its bytes

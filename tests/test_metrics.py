@@ -1,7 +1,6 @@
-"""Average precision is the mean over all orders of tied items; retrieval equals a brute-force ranking."""
+"""Retrieval equals a brute-force ranking of every item; pairs are counted as by a naive loop."""
 
 import math
-from itertools import permutations
 from statistics import mean
 
 import numpy as np
@@ -9,154 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score
 
 from combemb.codes import Codebook, binary_codebook
-from combemb.metrics import (
-    Retrieval,
-    average_precision,
-    code_retrieval,
-    float_retrieval,
-    pair_precision_recall,
-)
+from combemb.metrics import Retrieval, code_retrieval, float_retrieval, pair_precision_recall, precision_recall
+from tests.test_retrieval import naive_run_ap
 
 CUT_OFFS = [None, 1, 3, 100]
-
-
-def naive_ap(ranked: list[bool], at: int | None) -> float:
-    """The usual average precision of one ranking, from its definition."""
-    found, total = 0, 0.0
-    for place, is_relevant in enumerate(ranked[:at], start=1):
-        if is_relevant:
-            found += 1
-            total += found / place
-    return total / min(sum(ranked), at or len(ranked))
-
-
-def naive_tied_ap(scores: list[float], relevant: list[bool], at: int | None) -> float:
-    """The mean of `naive_ap` over all orders of the items; sorting keeps each order inside the ties."""
-    orders = permutations(range(len(scores)))
-    return mean(naive_ap([relevant[i] for i in sorted(order, key=lambda i: -scores[i])], at) for order in orders)
-
-
-def naive_run_ap(scores: list[float], relevant: list[bool], at: int | None) -> float:
-    """The expectation place by place: r/n a hit, which then follows s + (i - 1) rho hits; for cases beyond orders."""
-    total, t, s = 0.0, 0, 0
-    for score in sorted(set(scores), reverse=True):
-        run = [hit for value, hit in zip(scores, relevant, strict=True) if value == score]
-        n, r = len(run), sum(run)
-        rho = (r - 1) / (n - 1) if n > 1 else 0.0
-        for i in range(1, n + 1):
-            if at is None or t + i <= at:
-                total += r / n * (s + 1 + (i - 1) * rho) / (t + i)
-        t, s = t + n, s + r
-    return total / min(sum(relevant), at or len(relevant))
-
-
-def ap(scores: list[float], relevant: list[bool], at: int | None = None) -> float:
-    return average_precision(torch.tensor([scores]), torch.tensor([relevant]), at).item()
-
-
-items = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.booleans()), min_size=1, max_size=6).filter(
-    lambda pairs: any(hit for _, hit in pairs)
-)
-
-
-@pytest.mark.parametrize("at", [None, 1, 2, 4])
-def test_seven_items_equal_the_mean_over_all_orders(at):
-    rng = np.random.default_rng(0)
-    for levels in (1, 2, 3, 7):
-        scores = rng.integers(levels, size=7).astype(float).tolist()
-        relevant = rng.permutation([True, True, True, False, False, False, False]).tolist()
-        assert ap(scores, relevant, at) == pytest.approx(naive_tied_ap(scores, relevant, at), abs=1e-12)
-
-
-@settings(max_examples=40, deadline=None)
-@given(pairs=items, at=st.none() | st.integers(1, 8))
-def test_ties_are_averaged_over_all_orders(pairs, at):
-    scores, relevant = [list(column) for column in zip(*pairs, strict=True)]
-    expected = naive_tied_ap(scores, relevant, at)
-    assert ap(scores, relevant, at) == pytest.approx(expected, abs=1e-12)
-    assert naive_run_ap(scores, relevant, at) == pytest.approx(expected, abs=1e-12)
-
-
-def test_without_ties_it_is_the_usual_average_precision():
-    rng = np.random.default_rng(0)
-    scores = rng.permuted(np.tile(np.arange(300.0), (8, 1)), axis=1)
-    relevant = rng.random((8, 300)) < 0.2
-    expected = [average_precision_score(r, s) for r, s in zip(relevant, scores, strict=True)]
-    np.testing.assert_allclose(average_precision(scores, relevant), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("n", "r"), [(1, 1), (5, 1), (10, 4), (1000, 999), (1000, 1000)])
-def test_everything_tied_has_a_closed_form(n, r):
-    rho = (r - 1) / (n - 1) if n > 1 else 0.0
-    harmonic = sum(1 / i for i in range(1, n + 1))
-    assert ap([0.0] * n, [True] * r + [False] * (n - r)) == pytest.approx(rho + (1 - rho) * harmonic / n, rel=1e-12)
-
-
-@given(n=st.integers(0, 30), r=st.integers(1, 30), at=st.none() | st.integers(1, 60))
-def test_relevant_items_first_give_one(n, r, at):
-    assert ap([1.0] * r + [0.0] * n, [True] * r + [False] * n, at) == pytest.approx(1.0, abs=1e-12)
-    assert ap([*range(r + n, 0, -1)], [True] * r + [False] * n, at) == pytest.approx(1.0, abs=1e-12)
-
-
-@pytest.mark.parametrize("at", [None, 1, 7, 50, 1000])
-def test_groups_stand_for_their_items(at):
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 9, size=25)
-    relevant = rng.integers(0, sizes + 1, size=(6, 25))
-    scores = rng.integers(6, size=(6, 25)) / 4  # several groups share a score
-    grouped = average_precision(scores, relevant, at, sizes)
-    for q in range(6):
-        hits = [i < relevant[q, g] for g in range(25) for i in range(sizes[g])]
-        spread = np.repeat(scores[q], sizes).tolist()
-        assert grouped[q].item() == pytest.approx(ap(spread, hits, at), abs=1e-12)
-        assert grouped[q].item() == pytest.approx(naive_run_ap(spread, hits, at), abs=1e-12)
-
-
-@settings(deadline=None)
-@given(pairs=items, data=st.data())
-def test_order_of_items_changes_nothing(pairs, data):
-    shuffled = data.draw(st.permutations(pairs))
-    first, second = (ap(*map(list, zip(*p, strict=True))) for p in (pairs, shuffled))
-    assert first == second
-
-
-@settings(deadline=None)
-@given(pairs=items)
-def test_only_the_order_of_scores_counts(pairs):
-    scores, relevant = [list(column) for column in zip(*pairs, strict=True)]
-    assert ap([math.exp(3 * s) - 7 for s in scores], relevant) == ap(scores, relevant)
-
-
-def test_nothing_relevant_gives_nan_for_that_query_alone():
-    result = average_precision(torch.tensor([[2.0, 1.0], [2.0, 1.0]]), torch.tensor([[0, 0], [0, 1]]))
-    assert result.isnan().tolist() == [True, False]
-    assert result.dtype == torch.float64
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"relevant": torch.ones(2, 4, dtype=torch.bool)}, r"scores \(2, 3\) and relevant \(2, 4\); give \(Q, G\)"),
-        ({"scores": torch.ones(3), "relevant": torch.ones(3, dtype=torch.bool)}, r"give \(Q, G\)"),
-        ({"scores": torch.ones(2, 0), "relevant": torch.ones(2, 0, dtype=torch.bool)}, "G > 0"),
-        (
-            {"sizes": torch.ones(2, dtype=torch.int64)},
-            r"sizes have shape \(2,\); give one per column of scores, \(3,\)",
-        ),
-        ({"relevant": torch.ones(2, 3)}, "counts of items are bool or integers"),
-        ({"relevant": torch.full((2, 3), 2)}, "0 <= relevant <= sizes"),
-        ({"sizes": torch.tensor([1, 0, 1])}, "sizes >= 1"),
-        ({"scores": torch.tensor([[1.0, torch.nan, 0.0]] * 2)}, "NaN, which has no rank"),
-        ({"at": 0}, "at=0; a cut-off counts places from 1"),
-    ],
-)
-def test_rankings_that_make_no_sense(arguments, message):
-    fine = {"scores": torch.rand(2, 3, generator=torch.Generator().manual_seed(0)), "relevant": torch.eye(3).bool()[:2]}
-    with pytest.raises(ValueError, match=message):
-        average_precision(**(fine | arguments))
+PLACES = (1, 5, 200)
 
 
 class Case:
@@ -177,27 +35,30 @@ class Case:
     def naive(self, scores: torch.Tensor, relevant: torch.Tensor, at: int | None = None) -> Retrieval:
         kept = [q for q in range(len(scores)) if relevant[q].any()]
         precisions = [naive_run_ap(scores[q].tolist(), relevant[q].tolist(), at) for q in kept]
-        return Retrieval(mean(precisions), relevant[kept].double().mean().item(), len(kept), len(scores) - len(kept))
+        chance = relevant[kept].double().mean().item()
+        by_k = {k: precision_recall(scores[kept], relevant[kept], k) for k in PLACES}
+        precision, recall = ({k: found[i].mean().item() for k, found in by_k.items()} for i in (0, 1))
+        return Retrieval(mean(precisions), chance, len(kept), len(scores) - len(kept), precision, recall)
 
 
 def assert_same(found: Retrieval, expected: Retrieval) -> None:
     assert (found.map, found.chance) == pytest.approx((expected.map, expected.chance), abs=1e-12)
     assert (found.n_queries, found.n_skipped) == (expected.n_queries, expected.n_skipped)
+    assert found.precision == pytest.approx(expected.precision, abs=1e-12)
+    assert found.recall == pytest.approx(expected.recall, abs=1e-12)
 
 
 @pytest.mark.parametrize("at", CUT_OFFS)
-@pytest.mark.parametrize("chunk", [1, 8, 64])
+@pytest.mark.parametrize("chunk", [1, 8, None])
 def test_code_retrieval_equals_brute_force(at, chunk):
-    case = Case()
+    case, options = Case(), {"at": at, "k": PLACES, "chunk": chunk}
     scores = case.codebook.scores(case.queries, case.codes)
     single = case.query_targets[:, None] == case.targets
-    found = code_retrieval(
-        case.codebook, case.queries, case.codes, case.query_targets, case.targets, at=at, chunk=chunk
-    )
+    found = code_retrieval(case.codebook, case.queries, case.codes, case.query_targets, case.targets, **options)
     assert_same(found, case.naive(scores, single, at))
     assert found.n_skipped > 0
     several = (case.query_labels[:, None] & case.labels).any(dim=2)
-    found = code_retrieval(case.codebook, case.queries, case.codes, case.query_labels, case.labels, at=at, chunk=chunk)
+    found = code_retrieval(case.codebook, case.queries, case.codes, case.query_labels, case.labels, **options)
     assert_same(found, case.naive(scores, several, at))
 
 
@@ -210,7 +71,7 @@ def test_float_retrieval_equals_brute_force(at):
     unit = torch.nn.functional.normalize
     scores = unit(case.queries.double(), dim=1) @ unit(database[:60].double(), dim=1).T
     scores = torch.cat([scores, scores[:, :30]], dim=1)
-    found = float_retrieval(case.queries, database, case.query_targets, case.targets, at=at, chunk=8)
+    found = float_retrieval(case.queries, database, case.query_targets, case.targets, at=at, k=PLACES, chunk=8)
     assert_same(found, case.naive(scores, case.query_targets[:, None] == case.targets, at))
 
 
@@ -278,6 +139,8 @@ def test_zero_vectors_tie_with_everything():
 def test_a_retrieval_says_chance_beside_map():
     assert str(Retrieval(0.5834, 0.1, 540, 0)) == "mAP 0.583 (chance 0.100, 540 queries)"
     assert str(Retrieval(0.5834, 0.1, 540, 3)) == "mAP 0.583 (chance 0.100, 540 queries, 3 skipped)"
+    found = Retrieval(0.5834, 0.1, 540, 0, {5: 0.8, 10: 0.7}, {5: 0.04, 10: 0.07})
+    assert str(found).endswith("; at 5 precision 0.800, recall 0.040; at 10 precision 0.700, recall 0.070")
 
 
 @pytest.mark.parametrize(
@@ -311,6 +174,7 @@ def test_targets_that_do_not_fit(query_targets, targets, message):
         (torch.ones(2, 3), torch.eye(3) / 0, {}, "database of shape"),
         (torch.ones(2, 3), torch.eye(3), {"chunk": 0}, "chunk=0"),
         (torch.ones(2, 3), torch.eye(3), {"at": 0}, "at=0"),
+        (torch.ones(2, 3), torch.eye(3), {"k": (5, 0)}, "k=0; a cut-off counts places from 1"),
         (torch.ones(0, 3), torch.eye(3), {}, "none of 0 queries"),
         (torch.ones(2, 3), torch.ones(0, 3), {}, "the database is empty"),
     ],

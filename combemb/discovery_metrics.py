@@ -1,0 +1,212 @@
+"""How well clusters agree with hidden classes, for seen and novel ones apart, and how well scores tell novel items."""
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+
+METRICS = ("acc_joint", "acc_split", "acc_paper", "nmi", "ari")
+NOISE = -1
+
+
+class Parts(NamedTuple):
+    """One number for all items, one for those of seen and one for those of novel classes; NaN where there are none."""
+
+    all: float
+    seen: float
+    novel: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well clusters agree with the hidden classes of the same items.
+
+    An accuracy is the share of items whose cluster is matched to their class. Matchings are one to one and have as many
+    right items as possible: among all items (`acc_joint`), or among those of seen and those of novel classes apart
+    (`acc_split`). `acc_paper` has the latter for seen and novel, the former for all. `nmi`, over the mean of both
+    entropies, and `ari` compare the same clusters and classes without a matching; where a part has one class, they are
+    1 if it is one cluster, else 0. `n_items` are the items of each part.
+    """
+
+    acc_joint: Parts
+    acc_split: Parts
+    acc_paper: Parts
+    nmi: Parts
+    ari: Parts
+    n_items: Parts
+
+    def as_dict(self, prefix: str = "") -> dict[str, float]:
+        """The fifteen numbers by flat names, such as `acc_joint_novel`, or `test_acc_joint_novel` with a prefix."""
+        start = f"{prefix}_" if prefix else ""
+        return {
+            f"{start}{name}_{part}": getattr(getattr(self, name), part) for name in METRICS for part in Parts._fields
+        }
+
+    def __str__(self) -> str:
+        rows = [("", *Parts._fields), ("items", *(str(n) for n in self.n_items))]
+        for name in METRICS:
+            rows.append((name, *("-" if math.isnan(x) else f"{x:.3f}" for x in getattr(self, name))))
+        return "\n".join(f"{name:9}" + "".join(f"{cell:>8}" for cell in cells) for name, *cells in rows)
+
+
+def agreement(clusters: Any, targets: Any, is_novel: Any) -> Agreement:
+    """Compare clusters (N,) with targets (N,); `is_novel` (N,) bool says which targets are novel classes.
+
+    Ids are ints, strings or other hashable values; a cluster that bears the name of a class is matched like any other.
+    None or -1 in place of a cluster is noise: wrong in every accuracy, one more cluster in `nmi` and `ari`. Of several
+    best matchings for `acc_joint`, one with the most right items of seen classes counts: then neither the order of the
+    items nor the names of the clusters decide, and novel classes are not flattered.
+
+    >>> print(agreement([0, 0, 0, 0, 0, 1], ["cat", "cat", "cat", "owl", "owl", "owl"], [False] * 3 + [True] * 3))
+                  all    seen   novel
+    items           6       3       3
+    acc_joint   0.667   1.000   0.333
+    acc_split   0.833   1.000   0.667
+    acc_paper   0.667   1.000   0.667
+    nmi         0.231   1.000   0.000
+    ari         0.000   1.000   0.000
+    """
+    novel = _read_mask(is_novel)
+    cluster, cluster_ids = _numbered(clusters, "clusters", len(novel))
+    target, classes = _numbered(targets, "targets", len(novel))
+    n_missing = int((target == NOISE).sum())
+    if n_missing > 0:
+        raise ValueError(f"{n_missing} of {len(target)} targets are missing (None or -1); drop these items")
+    is_novel_class = _novel_classes(target, novel, classes)
+
+    # Items by cluster and class; the last row, where the -1 of `cluster` points, is noise.
+    table = np.zeros((len(cluster_ids) + 1, len(classes)), dtype=np.int64)
+    np.add.at(table, (cluster, target), 1)
+    n_right = _n_right(table[:-1], ~is_novel_class)
+    n_right_apart = np.zeros_like(n_right)
+    for of in (~is_novel_class, is_novel_class):
+        n_right_apart[of] = _n_right(table[:-1, of])
+
+    def parts(metric: Callable[[np.ndarray], float]) -> Parts:
+        subsets = (np.full(len(classes), True), ~is_novel_class, is_novel_class)
+        return Parts(*(metric(of) if of.any() else math.nan for of in subsets))
+
+    acc_joint = parts(lambda of: int(n_right[of].sum()) / int(table[:, of].sum()))
+    acc_split = parts(lambda of: int(n_right_apart[of].sum()) / int(table[:, of].sum()))
+    return Agreement(
+        acc_joint=acc_joint,
+        acc_split=acc_split,
+        acc_paper=acc_split._replace(all=acc_joint.all),
+        nmi=parts(lambda of: _nmi(table[:, of])),
+        ari=parts(lambda of: _ari(table[:, of])),
+        n_items=Parts(len(novel), int((~novel).sum()), int(novel.sum())),
+    )
+
+
+def novelty_auroc(scores: Any, is_novel: Any) -> float:
+    """How often a novel item has a higher score than a seen one, over all such pairs, equal scores counted half.
+
+    scores (N,), higher = more likely novel; is_novel (N,) bool. NaN when all items are novel or all are seen.
+    """
+    novel = _read_mask(is_novel)
+    score = _to_array(scores)
+    if score.shape != novel.shape or score.dtype.kind not in "iuf":
+        raise ValueError(
+            f"scores have shape {score.shape} and dtype {score.dtype} for {len(novel)} items; give one number per item"
+        )
+    n_nan = int(np.isnan(score).sum())
+    if n_nan > 0:
+        raise ValueError(f"{n_nan} of {len(score)} scores are NaN, which have no rank; drop or repair these items")
+    distinct, place = np.unique(score, return_inverse=True)
+    n_novel, n_seen = (np.bincount(place[of], minlength=len(distinct)) for of in (novel, ~novel))
+    n_pairs = int(n_novel.sum()) * int(n_seen.sum())
+    twice_won = n_novel @ (2 * np.cumsum(n_seen) - n_seen)  # a score beats all seen ones below it, and half of its own
+    return int(twice_won) / (2 * n_pairs) if n_pairs else math.nan
+
+
+def _n_right(table: np.ndarray, is_favoured: np.ndarray | bool = False) -> np.ndarray:
+    """(classes,) items of each class in the cluster matched to it.
+
+    table (clusters, classes); is_favoured (classes,) bool. The matching has the most right items, and among such
+    matchings the most right items of favoured classes; its weights are exact in float64 below 90 million items.
+    """
+    rows, columns = linear_sum_assignment(table * (table.sum() + 1) + table * is_favoured, maximize=True)
+    n_right = np.zeros(table.shape[1], dtype=np.int64)
+    n_right[columns] = table[rows, columns]
+    return n_right
+
+
+def _nmi(table: np.ndarray) -> float:
+    """2·I / (H(clusters) + H(classes)) with I = H(clusters) + H(classes) - H(both); 1 for one cluster and one class."""
+    both = _entropy(table.sum(axis=0)) + _entropy(table.sum(axis=1))
+    return min(max(2 * (both - _entropy(table.ravel())) / both, 0.0), 1.0) if both > 0 else 1.0
+
+
+def _entropy(counts: np.ndarray) -> float:
+    share = counts[counts > 0] / counts.sum()
+    return math.fsum(-share * np.log(share))
+
+
+def _ari(table: np.ndarray) -> float:
+    """Hubert and Arabie's index: pairs of items together in both, against the number expected by chance.
+
+    (T - AB/P) / ((A + B)/2 - AB/P) of P pairs, A in one cluster, B in one class, T in both; in exact integers.
+    """
+    T, A, B = (_n_pairs(counts) for counts in (table, table.sum(axis=1), table.sum(axis=0)))
+    P = _n_pairs(table.sum())
+    at_most = (A + B) * P - 2 * A * B
+    return 2 * (T * P - A * B) / at_most if at_most > 0 else 1.0
+
+
+def _n_pairs(counts: np.ndarray) -> int:
+    return int((counts * (counts - 1) // 2).sum())
+
+
+def _to_array(values: Any) -> np.ndarray:
+    if isinstance(values, torch.Tensor):
+        on_cpu = values.detach().cpu()
+        return np.asarray((on_cpu.double() if on_cpu.is_floating_point() else on_cpu).numpy())  # numpy has no bfloat16
+    return np.asarray(values)
+
+
+def _read_mask(is_novel: Any) -> np.ndarray:
+    mask = _to_array(is_novel)
+    if mask.ndim != 1 or mask.dtype != bool or len(mask) == 0:
+        raise ValueError(
+            f"is_novel has shape {mask.shape} and dtype {mask.dtype}; give (N,) bool of at least one item, True where "
+            "its class is novel"
+        )
+    return mask
+
+
+def _numbered(values: Any, name: str, N: int) -> tuple[np.ndarray, list[Hashable]]:
+    """Ids as numbers (N,) int64, -1 for None and -1, and the distinct ids in the order of their numbers."""
+    if not isinstance(values, list | tuple):  # of a list [1, "a"] numpy would make two strings
+        array = _to_array(values)
+        if array.ndim != 1:
+            raise ValueError(f"{name} have shape {array.shape}; give (N,), one id per item")
+        values = array.tolist()
+    if len(values) != N:
+        raise ValueError(f"there are {len(values)} {name} for the {N} items of is_novel; give one per item")
+    number: dict[Hashable, int] = {None: NOISE, NOISE: NOISE}
+    try:
+        numbers = [number.setdefault(value, len(number) - 2) for value in values]
+    except TypeError as error:
+        raise ValueError(f"{name} hold what cannot be an id ({error}); give one int or string per item") from error
+    ids = list(number)[2:]
+    for i in ids:
+        if isinstance(i, torch.Tensor) or (isinstance(i, float | np.floating) and math.isnan(i)):
+            raise ValueError(f"{name} hold {i!r}, which equals no other id; give one int or string per item")
+    return np.array(numbers, dtype=np.int64), ids
+
+
+def _novel_classes(target: np.ndarray, novel: np.ndarray, classes: list[Hashable]) -> np.ndarray:
+    """(classes,) bool; a class is novel as a whole or not at all."""
+    n_items = np.bincount(target)
+    n_novel = np.bincount(target[novel], minlength=len(classes))
+    mixed = np.flatnonzero((n_novel > 0) & (n_novel < n_items))
+    if len(mixed) > 0:
+        raise ValueError(
+            f"{n_novel[mixed[0]]} of {n_items[mixed[0]]} items of class {classes[mixed[0]]!r} are marked novel; "
+            "a class is novel as a whole or not at all"
+        )
+    return np.asarray(n_novel > 0)
