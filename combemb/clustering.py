@@ -297,7 +297,8 @@ def _nearest_of(centres: Floats) -> Finder:
     def find(_: slice, x: np.ndarray) -> Ints:
         scores = x @ factors
         scores += bias
-        return scores.argmin(axis=1)
+        nearest: Ints = scores.argmin(axis=1)
+        return nearest
 
     return find
 

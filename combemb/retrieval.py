@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ Array = Tensor | npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-BLOCK = 250_000  # scores that a thread ranks at a time, with about 100 bytes of work space each
+BLOCK = 100_000  # scores that a thread ranks at a time; with more, freed memory goes back to the system every time
 
 
 def average_precision(scores: Array, relevant: Array, at: int | None = None, sizes: Array | None = None) -> Tensor:
@@ -62,7 +63,8 @@ def precision_recall(scores: Array, relevant: Array, k: int, sizes: Array | None
 class Runs:
     """Rankings as runs of equal score: n items, r > 0 of them relevant, after t items with s relevant ones.
 
-    Runs without a relevant item add nothing and are left out. All (runs,), but `R` (Q,), the relevant items of a query.
+    Runs without a relevant item add nothing and are left out. All are (runs,), but `R` (Q,), the relevant items of a
+    query, and `N`, all items.
     """
 
     query: Ints
@@ -71,13 +73,13 @@ class Runs:
     t: Ints
     s: Ints
     R: Tensor
+    N: int
 
     def average_precision(self, at: int | None) -> Tensor:
         """Expected average precision of each query, (Q,)."""
         n, r, t, s = self.n, self.r, self.t, self.s
         places = n if at is None else np.clip(at - t, 0, n)
-        H = np.cumsum(1 / np.arange(1, np.max(t + places, initial=0) + 1))
-        H = np.insert(H, 0, 0.0)
+        H = _harmonic_numbers(self.N)
         rho = (r - 1) / np.maximum(n - 1, 1)
         gain = r / n * (rho * places + (s + 1 - rho * (t + 1)) * (H[t + places] - H[t]))
         return self._sum(gain) / (self.R if at is None else self.R.clamp(max=at))
@@ -88,6 +90,12 @@ class Runs:
 
     def _sum(self, gain: Floats) -> Tensor:
         return torch.from_numpy(np.bincount(self.query, gain, minlength=len(self.R))).double()  # integers if empty
+
+
+@lru_cache(maxsize=1)
+def _harmonic_numbers(N: int) -> Floats:
+    """H_0 to H_N."""
+    return np.cumsum(np.append(0.0, 1 / np.arange(1, N + 1)))
 
 
 def rank(scores: Floats, relevant: Ints, sizes: Ints) -> Runs:
@@ -106,8 +114,8 @@ def rank(scores: Floats, relevant: Ints, sizes: Ints) -> Runs:
     t[stop - n_runs] = s[stop - n_runs] = 0
     kept = np.flatnonzero(hits > s)
     items, hits, t, s = items[kept], hits[kept], t[kept], s[kept]
-    R = relevant.sum(axis=1, dtype=np.float64)
-    return Runs(np.searchsorted(stop, kept, side="right"), items - t, hits - s, t, s, torch.from_numpy(R))
+    query, R = np.searchsorted(stop, kept, side="right"), torch.from_numpy(relevant.sum(axis=1, dtype=np.float64))
+    return Runs(query, items - t, hits - s, t, s, R, N=int(sizes.sum()))
 
 
 def in_blocks(work: Callable[[slice], Tensor], Q: int, G: int) -> Tensor:

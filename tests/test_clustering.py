@@ -172,6 +172,15 @@ def test_new_centres_begin_far_from_the_seen_ones():
         assert adjusted_rand_score(targets, found.assignment) == 1
 
 
+@pytest.mark.parametrize("n_seen", [0, 5])
+def test_a_start_from_a_sample_of_the_items_recovers_blobs_too(monkeypatch, n_seen):
+    monkeypatch.setattr(clustering, "START_ITEMS", 60)
+    monkeypatch.setattr(clustering, "START_ITEMS_PER_CLUSTER", 1)
+    x, targets = blobs(n_per_blob=100)
+    found = kmeans(x, 8, half_labelled(targets, n_seen))
+    assert adjusted_rand_score(targets, found.assignment) == 1
+
+
 def test_far_from_the_origin_blobs_are_still_recovered():
     x, targets = blobs()
     found = kmeans(x + 30_000, 8)
