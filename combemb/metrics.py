@@ -82,8 +82,8 @@ def code_retrieval(
     """Search a database of codes (N, M) by queries (Q, D): mean average precision (until `at`), precision, recall at k.
 
     Targets are one class per item, (n,) integers or strings, or several, (n, C) of 0 and 1; items are relevant that
-    share a class with the query. Only distinct codes are scored, `chunk` queries at a time; without it, as many as half
-    a gigabyte of work space allows.
+    share a class with the query. Only distinct codes are scored, `chunk` queries at a time; by default as many as make
+    16 million scores, so that memory does not grow with the queries.
     """
     targets = _paired_targets(query_targets, database_targets, len(queries), len(codes))
     distinct, group = _distinct(cpu_tensor(codes))

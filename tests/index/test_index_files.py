@@ -125,7 +125,7 @@ def test_a_process_killed_while_saving_leaves_the_old_file(tmp_path):
     path, problem = tmp_path / "index.safetensors", make(0, [4] * 6, 2, 500)
     filled(problem).save(path)
     before = path.read_bytes()
-    command = [sys.executable, "-m", "tests.index.test_files", str(path)]
+    command = [sys.executable, "-m", "tests.index.test_index_files", str(path)]
     child = subprocess.run(command, check=False, cwd=Path(__file__).parents[2])
     assert child.returncode == -signal.SIGKILL
     assert path.read_bytes() == before
