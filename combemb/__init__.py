@@ -12,9 +12,22 @@ an item is unlabelled; *targets* are the hidden truth and reach metrics only. *C
 *codebook* turns them into vectors; *queries* search a *database* of codes.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from combemb._version import __version__
 from combemb.data import open_set_split
-from combemb.index import CodeIndex
 from combemb.methods.combemb import CombEmb
 
+if TYPE_CHECKING:
+    from combemb.index import CodeIndex
+
 __all__ = ["CodeIndex", "CombEmb", "__version__", "open_set_split"]
+
+
+def __getattr__(name: str) -> Any:
+    """Search is imported when it is asked for: FAISS would cost every start of a fit a part of a second."""
+    if name == "CodeIndex":
+        from combemb.index import CodeIndex  # noqa: PLC0415
+
+        return CodeIndex
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,9 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from combemb import methods, processes, search_commands
-from combemb.collection import Collection
-from combemb.contact_sheet import write_contact_sheet
+from combemb import methods, processes
 from combemb.files import write_atomically
 from combemb.methods.base import Method
 from combemb.training import Diverged
@@ -126,6 +124,9 @@ def index(
 
     Example: `combemb index runs/photos`, and later `combemb index runs/photos --images new-photos/ --add`
     """
+    from combemb import search_commands  # noqa: PLC0415 - FAISS would cost every start of a fit a part of a second
+    from combemb.collection import Collection  # noqa: PLC0415
+
     with errors_shown("stopped; the index is as it was"):
         source = search_commands.chosen_source(images, embeddings)
         names = read_label_file(labels) if labels else None
@@ -161,6 +162,10 @@ def search(
 
     Example: `combemb search runs/photos bird.jpg -k 20 --html hits.html`
     """
+    from combemb import search_commands  # noqa: PLC0415
+    from combemb.collection import Collection  # noqa: PLC0415
+    from combemb.contact_sheet import write_contact_sheet  # noqa: PLC0415
+
     with errors_shown("stopped"):
         if html:
             search_commands.check_page(html)
