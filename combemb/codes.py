@@ -72,19 +72,23 @@ class Codebook:
     def table(self, queries: Array) -> Tensor:
         """Return how near each sub-vector is to each word of its set: queries (Q, M*d) to (Q, M, K) float32."""
         self._check_vectors(queries)
-        q = _tensor(queries).reshape(-1, len(self.sizes), self.words.shape[2])  # (Q, M, d)
-        q = (_unit(q) if self.metric == "cosine" else q).float()
-        if self.metric == "l2":  # differences first: |q|^2 - 2 q.w + |w|^2 loses digits far from the origin
-            table = torch.stack([-(q - w).square().sum(dim=2) for w in self.words.unbind(1)], dim=2)
-        else:
-            table = torch.einsum("qmd,mkd->qmk", q, self.words)
-        if not table.isfinite().all():
+        words = self.words.numpy()
+        with np.errstate(all="ignore"):  # what overflows is refused below
+            q = _tensor(queries).numpy().reshape(-1, len(self.sizes), words.shape[2])  # (Q, M, d)
+            q = (_unit(q) if self.metric == "cosine" else q).astype(np.float32)
+            if self.metric == "l2":  # differences first: |q|^2 - 2 q.w + |w|^2 loses digits far from the origin
+                table = np.stack([-np.square(q - w).sum(axis=2) for w in words.transpose(1, 0, 2)], axis=2)
+            else:
+                table = np.matmul(q.transpose(1, 0, 2), words.transpose(0, 2, 1)).transpose(1, 0, 2)
+        if not np.isfinite(table).all():
             raise ValueError(
                 "queries hold values that are not finite, or so large that scores go beyond float32; remove or repair "
                 "those rows"
             )
-        # A matrix product may round equal columns differently, so a repeated word takes over its source's value.
-        return table.gather(2, self._source.expand_as(table)) if len(set(self.sizes)) > 1 else table
+        if len(set(self.sizes)) > 1:
+            # A matrix product may round equal columns differently, so a repeated word takes over its source's value.
+            table = np.take_along_axis(table, self._source.numpy()[None], axis=2)
+        return torch.from_numpy(table)
 
     def scores(self, queries: Array, codes: Array) -> Tensor:
         """Score codes (N, M) for queries (Q, M*d): (Q, N) float64, larger = nearer (Eq. 9).
@@ -182,10 +186,12 @@ def _tensor(values: Array) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
-def _unit(q: Tensor) -> Tensor:
+def _unit(q: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Sub-vectors (Q, M, d) at unit length; zero ones become the first axis. Exactly the sign for d = 1."""
-    q = q if q.is_floating_point() else q.float()
-    largest = q.abs().amax(dim=2, keepdim=True)
+    q = q if q.dtype.kind == "f" else q.astype(np.float32)
+    largest = np.abs(q).max(axis=2, keepdims=True)
     scaled = q / largest  # keeps the squares of very small and very large values inside the float range
-    first_axis = torch.eye(1, q.shape[2], dtype=q.dtype)[0]
-    return torch.where(largest == 0, first_axis, scaled / torch.linalg.vector_norm(scaled, dim=2, keepdim=True))
+    scaled /= np.sqrt(np.square(scaled).sum(axis=2, keepdims=True))
+    if not largest.all():
+        scaled[largest[..., 0] == 0] = np.eye(1, q.shape[2])[0]
+    return scaled

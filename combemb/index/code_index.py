@@ -14,7 +14,7 @@ from combemb.index import files
 from combemb.index.ids import Ids
 from combemb.index.parts import Part
 from combemb.joined import Joined
-from combemb.machine import limited_threads, n_cores
+from combemb.machine import n_cores
 
 QUERIES_AT_ONCE = 1_024
 JOIN_BELOW = 4  # a part joins the one before it unless that is this many times as large
@@ -161,8 +161,7 @@ class CodeIndex:
 
     def _table(self, queries: Array) -> np.ndarray:
         """What each word is worth to each query, (Q, M, K) float32."""
-        with limited_threads(1):  # other threads of torch would wait, and be in the way of those that scan
-            return self.codebook.table(queries).numpy()
+        return self.codebook.table(queries).numpy()
 
     def _part(self, codes: np.ndarray) -> Part:
         return Part.of(self._joined, codes, self.n_threads)

@@ -18,6 +18,9 @@ ORDER = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
 BYTE = np.argsort(ORDER)
 PACKED_AT_ONCE = 2**20  # codes
 SMALLEST_SHARE = 64  # blocks that are worth a thread
+# Eight queries per pass over the codes, two at a time in the registers; FAISS's own choice, up to eleven queries and three
+# at a time, took 1.4 times as long on 5,000,000 codes of 48 bits.
+QUERIES_PER_PASS = 0x2222
 MOST_SETS = 257  # that FAISS can add up in 16 bits
 
 
@@ -110,7 +113,7 @@ def _index(blocks: np.ndarray, n_codes: int, n_sets: int) -> faiss.IndexPQFastSc
     """An index whose centroids are the unit vectors, so that the queries are the tables themselves."""
     index = faiss.IndexPQFastScan(16 * n_sets, n_sets, 4, faiss.METRIC_INNER_PRODUCT)
     faiss.copy_array_to_vector(np.tile(np.eye(16, dtype=np.float32), (n_sets, 1, 1)).ravel(), index.pq.centroids)
-    index.is_trained, index.ntotal = True, n_codes
+    index.is_trained, index.ntotal, index.qbs = True, n_codes, QUERIES_PER_PASS
     index.ntotal2 = len(blocks) * BLOCK  # type: ignore[attr-defined]
     index.codes.resize(blocks.size)
     if blocks.size:
