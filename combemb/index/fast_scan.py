@@ -18,8 +18,8 @@ ORDER = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
 BYTE = np.argsort(ORDER)
 PACKED_AT_ONCE = 2**20  # codes
 SMALLEST_SHARE = 64  # blocks that are worth a thread
-# Eight queries per pass over the codes, two at a time in the registers; FAISS's own choice, up to eleven queries and three
-# at a time, took 1.4 times as long on 5,000,000 codes of 48 bits.
+# Eight queries per pass over the codes, two at a time in the registers. FAISS's own choice, up to eleven queries and
+# three at a time, took 1.4 times as long on 5,000,000 codes of 48 bits.
 QUERIES_PER_PASS = 0x2222
 MOST_SETS = 257  # that FAISS can add up in 16 bits
 
