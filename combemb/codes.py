@@ -16,6 +16,7 @@ Array = Tensor | npt.NDArray[Any]
 
 WORD_COUNTS = (2, 4, 8, 16)  # whole bits per set, at most the 4 bits that fast scan reads
 CHUNK = 4_096  # rows that `encode` and `scores` hold in work space at a time; larger was slower
+QUERIES = 256  # that `scores` holds in work space at a time
 
 
 class Codebook:
@@ -93,17 +94,24 @@ class Codebook:
     def scores(self, queries: Array, codes: Array) -> Tensor:
         """Score codes (N, M) for queries (Q, M*d): (Q, N) float64, larger = nearer (Eq. 9).
 
-        Table entries are added one set after the other, in the same order for every code: equal codes get bitwise
-        equal scores wherever they stand, and ties stay ties.
+        The result is that of adding table entries one set after the other, in the same order for every code: equal
+        codes get bitwise equal scores wherever they stand, and ties stay ties.
         """
-        table = self.table(queries).double()  # (Q, M, K)
-        index = self._checked_codes(codes).T.contiguous()  # (M, N)
-        scores = torch.zeros(table.shape[0], index.shape[1], dtype=torch.float64)
-        for start in range(0, index.shape[1], CHUNK):
-            block = scores[:, start : start + CHUNK]
-            for m, word in enumerate(index[:, start : start + CHUNK]):
-                block += table[:, m].index_select(1, word)
-        return scores
+        table, columns = self.table(queries).numpy(), self.checked(codes)
+        if _adds_without_rounding(table):  # fewer numbers to add
+            joined = Joined(self.sizes, words=256)
+            columns = joined.join(columns)
+        else:
+            joined = None
+        scores = np.zeros((len(table), len(columns)))
+        for first in range(0, len(table), QUERIES):
+            rows = slice(first, first + QUERIES)
+            entries = joined.tables(table[rows]) if joined else table[rows].astype(np.float64)
+            for start in range(0, len(columns), CHUNK):
+                block = scores[rows, start : start + CHUNK]
+                for m, words in enumerate(columns[start : start + CHUNK].T.astype(np.intp)):
+                    block += entries[:, m].take(words, axis=1, mode="clip")  # "raise" is slower, and nothing to check
+        return torch.from_numpy(scores)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Codebook):
@@ -186,11 +194,23 @@ def _tensor(values: Array) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
+def _adds_without_rounding(table: npt.NDArray[np.float32]) -> bool:
+    """Whether entries (Q, M, K) of one query, one from each set, add up in float64 exactly, in whatever order.
+
+    All are multiples of the last place of the smallest one, and so is any sum of theirs: it is exact as long as it is
+    less than 2^53 of these.
+    """
+    size = np.abs(table)
+    total = size.max(axis=2, initial=0).sum(axis=1, dtype=np.float64)  # (Q,), what no sum exceeds
+    smallest = size.min(axis=(1, 2), initial=2.0**100, where=size > 0)
+    return bool(np.all(total <= 2.0**52 * np.spacing(smallest, dtype=np.float32).astype(np.float64)))
+
+
 def _unit(q: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Sub-vectors (Q, M, d) at unit length; zero ones become the first axis. Exactly the sign for d = 1."""
     q = q if q.dtype.kind == "f" else q.astype(np.float32)
     largest = np.abs(q).max(axis=2, keepdims=True)
-    scaled = q / largest  # keeps the squares of very small and very large values inside the float range
+    scaled: npt.NDArray[Any] = q / largest  # so that squares stay inside the float range
     scaled /= np.sqrt(np.square(scaled).sum(axis=2, keepdims=True))
     if not largest.all():
         scaled[largest[..., 0] == 0] = np.eye(1, q.shape[2])[0]

@@ -1,13 +1,14 @@
-"""Neighbouring sets of a codebook joined into sets of at most 16 words, the 4-bit numbers that fast scan reads."""
+"""Neighbouring sets of a codebook joined into larger ones: fewer numbers to look up and to add."""
 
 import numpy as np
 
-WORDS = 16
 NUMBERS = 2**18  # worked on at a time: what stays in a cache
 
 
 class Joined:
     """How the M sets of a codebook become M' sets of 16 words: two of K = 4, four of K = 2; K = 8 is padded.
+
+    These are the 4-bit numbers that fast scan reads. With `words=256` they are bytes.
 
     A joined word is c_1 + K_1 (c_2 + K_2 (...)), so that a set's own word is a shift and a mask away.
 
@@ -16,13 +17,13 @@ class Joined:
     (array([[9, 7]], dtype=uint8), array([[1, 2, 7]], dtype=uint8))
     """
 
-    def __init__(self, sizes: tuple[int, ...]):
-        """Join from the left as long as there are no more than 16 words; sizes are 2, 4, 8 or 16."""
-        shifts, words = [], WORDS
+    def __init__(self, sizes: tuple[int, ...], words: int = 16):
+        """Join from the left as long as there are no more words than this; sizes are 2, 4, 8 or 16."""
+        self.words, shifts, so_far = words, [], words
         for K in sizes:
-            words = words if words * K <= WORDS else 1
-            shifts.append(words.bit_length() - 1)
-            words *= K
+            so_far = so_far if so_far * K <= words else 1
+            shifts.append(so_far.bit_length() - 1)
+            so_far *= K
         self.shift, self.mask = np.array(shifts), np.array(sizes) - 1
         self.of_set = np.cumsum(self.shift == 0) - 1  # which joined set a set is in
         self.starts = np.flatnonzero(self.shift == 0)  # the first set of each joined one
@@ -34,7 +35,7 @@ class Joined:
 
     @property
     def nbytes(self) -> int:
-        """What a stored code takes: 4 bits per joined set, in whole bytes."""
+        """What a stored code of 16 words per set takes: 4 bits each, in whole bytes."""
         return (self.n_sets + 1) // 2
 
     def join(self, codes: np.ndarray) -> np.ndarray:
@@ -50,11 +51,11 @@ class Joined:
         return found
 
     def tables(self, table: np.ndarray) -> np.ndarray:
-        """Sums of what the words of each joined word score: (Q, M, K) -> (Q, M', 16) float64.
+        """Sums of what the words of each joined word score: (Q, M, K) -> (Q, M', words) float64.
 
         Places that no code has repeat others of the same set, so that they change neither its least nor its largest.
         """
-        word = (np.arange(WORDS) >> self.shift[:, None]) & self.mask[:, None]  # (M, 16)
+        word = (np.arange(self.words) >> self.shift[:, None]) & self.mask[:, None]  # (M, words)
         apart = np.take_along_axis(table, word[None], axis=2).astype(np.float64)
         joined: np.ndarray = np.add.reduceat(apart, self.starts, axis=1)
         return joined

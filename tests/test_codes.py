@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from combemb.codes import Codebook, Metric, binary_codebook
+from combemb.codes import Codebook, Metric, _adds_without_rounding, binary_codebook
 
 METRICS: tuple[Metric, ...] = ("cosine", "inner", "l2")
 SIZES = [(2,) * 5, (4,) * 5, (8,) * 5, (16,) * 5, (2, 16, 4, 8, 2)]
@@ -117,6 +117,33 @@ def test_equal_codes_get_bitwise_equal_scores(metric, monkeypatch):
     distinct, queries = random_codes((4,) * 6, 9), random_queries(5, 72)
     copies = torch.arange(50) % 9
     assert torch.equal(codebook.scores(queries, distinct[copies]), codebook.scores(queries, distinct)[:, copies])
+
+
+@pytest.mark.parametrize("spread", [0, 12])
+@given(sizes=st.lists(st.sampled_from([2, 4, 8, 16]), min_size=1, max_size=12), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=50, deadline=None)
+def test_scores_are_added_in_float64_in_the_order_of_the_sets(sizes, spread, seed):
+    """Bit by bit, also where the magnitudes of the words are so far apart that another order would round otherwise."""
+    rng = np.random.default_rng(seed)
+    codebook = Codebook([rng.normal(size=(K, 1)) * 10.0 ** rng.uniform(-spread, 0, (K, 1)) for K in sizes], "inner")
+    queries = rng.normal(size=(3, len(sizes)))
+    codes = np.stack([rng.integers(0, K, 20) for K in sizes], axis=1)
+    table = codebook.table(queries).double().numpy()
+    expected = np.zeros((3, 20))
+    for m in range(len(sizes)):
+        expected += table[:, m][:, codes[:, m]]
+    assert np.array_equal(codebook.scores(queries, codes), expected)
+
+
+def test_what_adds_up_without_rounding():
+    ones = np.ones((1, 4, 2), np.float32)
+    assert _adds_without_rounding(ones)
+    assert _adds_without_rounding(np.zeros_like(ones))
+    apart = ones.copy()
+    apart[0, 0, 0] = 2.0**-20
+    assert _adds_without_rounding(apart)
+    apart[0, 0, 0] = 2.0**-40
+    assert not _adds_without_rounding(apart)
 
 
 @settings(max_examples=60, deadline=None)
