@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from combemb._version import __version__
 from combemb.data import open_set_split
+from combemb.discovery import Discovery, discover
 from combemb.methods.combemb import CombEmb
 
 if TYPE_CHECKING:
     from combemb.index import CodeIndex
 
-__all__ = ["CodeIndex", "CombEmb", "__version__", "open_set_split"]
+__all__ = ["CodeIndex", "CombEmb", "Discovery", "__version__", "discover", "open_set_split"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,12 +19,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from combemb import methods, processes
+from combemb.discovery import NothingToDiscover
 from combemb.files import write_atomically
 from combemb.methods.base import Method
 from combemb.training import Diverged
 
 app = typer.Typer(
-    help="One representation for labelled classes and the ones nobody has named: fit, embed, encode, search.",
+    help="One representation for labelled classes and the ones nobody has named: fit, embed, encode, search, discover.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -184,6 +186,67 @@ def search(
                 out.print(f"written to {html}", soft_wrap=True, markup=False)
 
 
+@app.command()
+def discover(
+    run: RunFolder,
+    images: Annotated[
+        Path | None, typer.Option(help="Other images than the run was fitted on; as for `index`.")
+    ] = None,
+    embeddings: Annotated[Path | None, typer.Option(help="Or other embeddings: .npy, .npz or .parquet.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Labels, if they are not in the data; as for `fit`.")] = None,
+    n_novel: Annotated[int | None, typer.Option(help="How many novel classes there are, if you know it.")] = None,
+    estimator: Annotated[str, typer.Option(help="Else it is estimated: sizes, codes, gcd or dtc.")] = "sizes",
+    to_folders: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Make a folder of links to its images for each cluster.")
+    ] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="Copies in these folders instead of links.")] = False,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page and the map, or not.")] = True,
+    quiet: Quiet = False,
+) -> None:
+    """Find which items are of no labelled class, how many novel classes there are, and which item is in which.
+
+    Writes discovery.parquet and discovery.csv (path, cluster, is_novel, confidence), a page to look at
+    (discovery.html) and a map (discovery-map.png) into the run folder; what an earlier call wrote is replaced.
+
+    Example: `combemb discover runs/photos --to-folders sorted/`
+    """
+    from combemb import discover_command, search_commands  # noqa: PLC0415
+
+    with errors_shown("stopped"):
+        source = search_commands.chosen_source(images, embeddings)
+        if to_folders:
+            discover_command.check_empty(to_folders)
+        elif copy:
+            raise ValueError("--copy says how --to-folders places images; give that too")
+        names = read_label_file(labels) if labels else None
+        with notes_shown(quiet):
+            result = discover_command.discover_in(
+                run,
+                source,
+                labels=names,
+                n_novel=n_novel,
+                estimator=estimator,
+                to_folders=to_folders,
+                progress=not quiet,
+            )
+        discover_command.write_tables(result)
+        tell_broken(result.broken, "which are in no cluster")
+        written = [discover_command.TABLE, discover_command.TEXT]
+        if page:
+            discover_command.write_pictures(result, progress=not quiet)
+            written += [discover_command.PAGE, discover_command.MAP]
+        else:
+            discover_command.remove_pictures(run)
+        if not quiet:
+            discover_command.print_summary(result, out)
+            out.print(f"written to {run}: {', '.join(written)}", soft_wrap=True, markup=False)
+        if to_folders:
+            n = discover_command.write_folders(result, to_folders, copy=copy, progress=not quiet)
+            if not quiet:
+                how = "copied" if copy else "linked"
+                out.print(f"{n:,} images {how} into {to_folders}", soft_wrap=True, markup=False)
+
+
 @app.command(name="settings")
 def show_settings(
     method: Annotated[str | None, typer.Argument(help="A method; left out, all of them are listed.")] = None,
@@ -305,6 +368,17 @@ def tell_broken(broken: dict[str, str], consequence: str) -> None:
     if broken:
         listed = "\n  ".join(f"{name}: {reason}" for name, reason in broken.items())
         err.print(f"unreadable images, {consequence}: {len(broken)}\n  {escape(listed)}", soft_wrap=True)
+
+
+@contextmanager
+def notes_shown(quiet: bool) -> Iterator[None]:
+    """What the package warns of becomes a line for the user; what its libraries do, they need not read."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, NothingToDiscover) and not quiet:
+            err.print(f"[bold yellow]note:[/] {escape(str(warning.message))}", soft_wrap=True)
 
 
 @contextmanager

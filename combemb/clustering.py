@@ -68,7 +68,7 @@ def kmeans(
     """
     if min(n_starts, n_iterations) < 1:
         raise ValueError(f"n_starts={n_starts} and n_iterations={n_iterations} must both be at least 1")
-    points = _read_points(x)
+    points = read_points(x)
     classes, n_seen = _read_classes(labels, len(points), n_clusters)
     items = _Items(points, None, _read_weights(weights, len(points)))
     free = items if n_seen == 0 else items.take(np.flatnonzero(classes < 0))
@@ -103,7 +103,7 @@ def kmeans_of_codes(
 
 def assign(x: Array, centres: Array) -> tuple[Ints, Floats]:
     """Nearest centre of each item, and the squared distance to it: x (N, D), centres (K, D) to (N,) and (N,)."""
-    items, places = _Items(_read_points(x)), _read_points(centres).astype(np.float64)
+    items, places = _Items(read_points(x)), read_points(centres).astype(np.float64)
     if items.x.shape[1] != places.shape[1]:
         raise ValueError(f"x has {items.x.shape[1]} features and the centres {places.shape[1]}; give the same")
     nearest, _ = items.grouped(_nearest_of(places), len(places))
@@ -324,7 +324,8 @@ def _mean_variance(items: _Items) -> float:
     return float(np.mean(second - np.square(first)))
 
 
-def _read_points(x: Array) -> np.ndarray:
+def read_points(x: Array) -> np.ndarray:
+    """Items x (N, D), finite and of a size whose squares float32 can hold; ValueError else."""
     points = as_array(x)
     if points.ndim != 2:
         raise ValueError(f"x has shape {points.shape}; clustering takes (N, D), for example one view as x[:, 0]")
@@ -365,7 +366,7 @@ def _numpy(values: Array) -> np.ndarray:
 
 
 def _read_start(start: Array, n_clusters: int, n_features: int) -> Floats:
-    found = _read_points(start).astype(np.float64)
+    found = read_points(start).astype(np.float64)
     if found.shape != (n_clusters, n_features):
         raise ValueError(f"start has shape {found.shape}; give one centre per cluster, {(n_clusters, n_features)}")
     return found

@@ -104,7 +104,7 @@ class Collection:
         if has_index(run) and not overwrite:
             raise ValueError(f"{run} has an index already; use overwrite to replace it, or add to it")
         collection = cls(run)
-        fitted_on = collection._fitted_on() if source is None else None
+        fitted_on = source_of(collection.model, collection.folder) if source is None else None
         collection._add(fitted_on or source, labels, fitted_on is not None, progress)
         collection.save()
         return collection
@@ -146,7 +146,7 @@ class Collection:
 
         queries: an image, or anything that `Method.fit` takes. Scores are those of the codebook (Eq. 9), exactly.
         """
-        items, asked = _listed(queries, None, 0)
+        items, asked = listed(queries, None, 0)
         given, asked = self._read(items, asked, progress)
         found = self.index.search(self.model.embed(given, progress=progress), k)
         rows = np.asarray(found.ids)  # (Q, k)
@@ -170,20 +170,8 @@ class Collection:
 
         write_atomically(self.folder / INDEX, write_both)
 
-    def _fitted_on(self) -> Path:
-        source: str | None = getattr(self.model, "source_", None)
-        what = f"what {self.folder} was fitted on"
-        if source is None:
-            raise ValueError(f"{what} was not read from a path; say what to index, with --images or --embeddings")
-        if not Path(source).exists():
-            raise ValueError(f"{what} is not at {source} any more; say where it is now, with --images or --embeddings")
-        return Path(source)
-
     def _add(self, source: Any, labels: Any, train_only: bool, progress: bool | None) -> None:
-        items, entries = _listed(source, labels, len(self))
-        if train_only and isinstance(items, Images) and items.is_test is not None:
-            rows = np.flatnonzero(~items.is_test)
-            items, entries = items.take(rows), entries.take(rows)
+        items, entries = listed(source, labels, len(self), train_only)
         self._refuse_known(entries["id"])
         given, entries = self._read(items, entries, progress)
         codes = self.model.encode(given, progress=progress)
@@ -216,8 +204,19 @@ def has_index(run: str | Path) -> bool:
     return (Path(run) / INDEX).exists() or (Path(run) / ENTRIES).exists()
 
 
-def _listed(source: Any, labels: Any, n_before: int) -> tuple[Images | Given, pa.Table]:
-    """The items of a source and their entries; items without ids are numbered on."""
+def source_of(model: Method, run: Path) -> Path:
+    """Where the data lie that the model of a run was fitted on; ValueError if that is not known, or no longer so."""
+    source: str | None = getattr(model, "source_", None)
+    what = f"what {run} was fitted on"
+    if source is None:
+        raise ValueError(f"{what} was not read from a path; say where it is, with --images or --embeddings")
+    if not Path(source).exists():
+        raise ValueError(f"{what} is not at {source} any more; say where it is now, with --images or --embeddings")
+    return Path(source)
+
+
+def listed(source: Any, labels: Any, n_before: int = 0, train_only: bool = False) -> tuple[Images | Given, pa.Table]:
+    """The items of a source, or its part to train on, and their entries; items without ids are numbered on."""
     images = as_images(source)
     items: Images | Given = as_embeddings(source) if images is None else images
     n = len(items) if isinstance(items, Images) else len(items.items)
@@ -234,7 +233,11 @@ def _listed(source: Any, labels: Any, n_before: int) -> tuple[Images | Given, pa
         items = replace(images, ids=np.array(ids, dtype=object))
     names = images.class_names if images is not None and labels is None else None
     texts = _label_texts(items.labels if labels is None else labels, n, names)
-    return items, pa.table([ids, paths, texts], schema=COLUMNS)
+    entries = pa.table([ids, paths, texts], schema=COLUMNS)
+    if train_only and isinstance(items, Images) and items.is_test is not None:
+        rows = np.flatnonzero(~items.is_test)
+        return items.take(rows), entries.take(rows)
+    return items, entries
 
 
 def _label_texts(labels: Any, n: int, class_names: np.ndarray | None) -> list[str | None]:

@@ -14,7 +14,7 @@ from combemb.files import write_atomically, write_json
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CHECKPOINT, LOG = "run.json", "weights.safetensors", "checkpoint.safetensors", "metrics.jsonl"
-DIAGNOSIS, CURVES, BROKEN = "diagnosis.json", "training.png", "broken.csv"
+DIAGNOSIS, CURVES, BROKEN, DISCOVERY = "diagnosis.json", "training.png", "broken.csv", "discovery.safetensors"
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
@@ -43,7 +43,7 @@ class Run:
     def start(self, config: dict[str, Any]) -> None:
         """Begin anew: remove the files of an earlier run and store the configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, BROKEN, CONFIG):
+        for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, BROKEN, DISCOVERY, CONFIG):
             (self.folder / name).unlink(missing_ok=True)
             for leftover in self.folder.glob(f".{name}.*"):  # of a process that was killed while it wrote
                 leftover.unlink()
@@ -52,6 +52,11 @@ class Run:
     def write_config(self, config: dict[str, Any]) -> None:
         """Store the configuration, atomically."""
         write_json(self.folder / CONFIG, {"format_version": FORMAT_VERSION, **config})
+
+    @property
+    def discovery(self) -> Path:
+        """Where the clusters that the model found are stored, if it was asked for them."""
+        return self.folder / DISCOVERY
 
     def has_config(self) -> bool:
         """Whether a run was ever started here."""

@@ -19,12 +19,14 @@ from combemb.codes import Codebook
 from combemb.data.embeddings import check_finite
 from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels, read_labels
+from combemb.discovery import Discovery, discover
 from combemb.machine import DEVICES, is_available, resolved
 from combemb.methods.images import FromImages, Given, as_embeddings, as_images
 from combemb.methods.settings import check_type, require
 from combemb.metrics import code_use
 from combemb.runs import Run
 
+MOST_FEATURES = 4_096  # that discovery looks at beside the embeddings; maps of a backbone that is fine-tuned are larger
 DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit, at most
 
 
@@ -100,7 +102,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         run = Run(folder) if folder is not None else None
         if run:
             run.check_free(overwrite, resume)
-        for name in ("classes_", "image_size_", "backbone_digest_", "_backbone", "_weights_digest"):
+        for name in ("classes_", "discovery_", "image_size_", "backbone_digest_", "_backbone", "_weights_digest"):
             self.__dict__.pop(name, None)  # not fitted until the data have passed, and perhaps set anew
         self.source_ = str(Path(x).absolute()) if isinstance(x, str | Path) else None
         given, read = self._read(x, labels, progress)
@@ -196,6 +198,55 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         """Codes (N, M) uint8 of the clean view of every item."""
         return torch.cat([self.codebook.encode(z) for z in self._embedded(x, progress)])
 
+    def discover(
+        self,
+        x: Any,
+        labels: Any = None,
+        n_novel: int | None = None,
+        *,
+        estimator: str = "sizes",
+        progress: bool | None = None,
+    ) -> Discovery:
+        """Put every item of x into a seen class or a novel one, and say how many novel ones there are.
+
+        x: best the items of the fit, in any form that `fit` takes, or what `read` made of it; labels left out, those
+        that lie beside x are taken. n_novel and estimator: see `combemb.discover`. The result is kept as `discovery_`,
+        for `predict` and `novelty`.
+        """
+        self._require_fitted()
+        given = x if isinstance(x, Given) else self.read(x, progress=progress)
+        items = given.items
+        if labels is not None and given.rows is not None and given is not x:  # one for each image, broken or not
+            read = read_labels(labels, len(labels)).take(given.rows)
+            labels = read.names(read.values)
+        self.discovery_ = discover(
+            self.embed(given, progress=progress),
+            given.labels if labels is None else labels,
+            n_novel,
+            estimator=estimator,
+            codebook=self.codebook if self.task != "discovery" else None,
+            features=_features(items),
+            seed=self.seed,
+            progress=progress,
+        )
+        return self.discovery_
+
+    def predict(self, x: Any, *, progress: bool | None = None) -> np.ndarray:
+        """The seen class or the novel cluster of `discovery_` of each item, or "neither"; see `Discovery.predict`."""
+        found = self._found()
+        given = x if isinstance(x, Given) else self.read(x, progress=progress)
+        return found.predict(self.embed(given, progress=progress), _features(given.items))
+
+    def novelty(self, x: Any, *, progress: bool | None = None) -> np.ndarray:
+        """How much each item seems to belong to no seen class, (n,), larger = more; see `Discovery.novelty`."""
+        found = self._found()
+        given = x if isinstance(x, Given) else self.read(x, progress=progress)
+        return found.novelty(self.embed(given, progress=progress), _features(given.items))
+
+    def _found(self) -> Discovery:
+        require(hasattr(self, "discovery_"), "nothing was discovered yet; call discover(x, labels) first")
+        return self.discovery_
+
     def summary(self) -> list[str]:
         """What the fit learned, in a few lines for a reader."""
         lines = [f"{type(self).__name__}: {self.codebook!r}"] if self.task != "discovery" else []
@@ -210,6 +261,8 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         run.start(self._config(self.classes_))
         run.write_broken(getattr(self, "broken_", {}))
         run.write_weights(self.state())
+        if hasattr(self, "discovery_"):
+            self.discovery_.save(run.discovery)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -234,6 +287,8 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
             method.restore(run.weights())
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"{folder} is damaged, its weights do not fit: {error}; fit again") from error
+        if run.discovery.exists():
+            method.discovery_ = Discovery.load(run.discovery)
         return method
 
     @classmethod
@@ -258,6 +313,11 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
     def _require_fitted(self) -> None:
         if not hasattr(self, "classes_"):
             raise ValueError(f"this {type(self).__name__} is not fitted; call fit(x, labels) or load a run folder")
+
+
+def _features(items: Items) -> np.ndarray | None:
+    """The clean features of items, if they are such and not larger than what helps discovery."""
+    return items.x[:, 0] if isinstance(items, ArrayItems) and items.n_features <= MOST_FEATURES else None
 
 
 def _labels(labels: Any, n_items: int) -> Labels:

@@ -1,0 +1,308 @@
+"""Discovery: which items are of no seen class, how many novel classes there are, and which item is in which."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from combemb.class_number import ClassNumber, Pile, estimate_n_novel
+from combemb.clustering import Array, Clustering, kmeans, read_points
+from combemb.codes import Codebook
+from combemb.data.labels import Labels, read_labels
+from combemb.discovery_points import Points
+from combemb.runs import write_tensors
+
+FORMAT = 1
+NOVEL, NEITHER = "novel", "neither"
+FAR = 0.99  # of the items that clusters are made of lie nearer to one of them than an item of none
+TINY = 1e-30  # instead of a distance of 0
+ROWS = 8_192  # items whose distances to all centres are held at a time
+
+
+class NothingToDiscover(UserWarning):
+    """The labels answer everything, or nothing: all items are labelled, or not one of them is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Discovery:
+    """What `discover` found: N items in K clusters, first the C seen classes, then the novel ones, the largest first.
+
+    names (K,): the seen classes as they were given, and "novel-1", ... `assignment` (N,): the cluster of each item, a
+    place in `names`. `distance` (N,): to the centre of its cluster. `confidence` (N,): 1 for labelled items, else
+    1 - (distance / distance to the next centre)^2, which is 0 half-way between two. `spreads` (K,): the root mean
+    square distance in a cluster. `reach`: the spreads beyond which an item is of no cluster. `points`: how embeddings
+    and features became the points that were clustered.
+    """
+
+    names: np.ndarray
+    n_seen: int
+    n_novel_interval: tuple[int, int]
+    assignment: np.ndarray
+    distance: np.ndarray
+    confidence: np.ndarray
+    is_labelled: np.ndarray
+    centres: np.ndarray
+    spreads: np.ndarray
+    reach: float
+    points: Points
+
+    def __len__(self) -> int:
+        return len(self.assignment)
+
+    def __repr__(self) -> str:
+        low, high = self.n_novel_interval
+        between = f" ({low} to {high})" if low < high else ""
+        return f"Discovery({len(self):,} items: {self.n_seen} seen classes and {self.n_novel}{between} novel ones)"
+
+    @property
+    def n_novel(self) -> int:
+        """How many novel classes there are: estimated, unless it was given."""
+        return len(self.names) - self.n_seen
+
+    @property
+    def clusters(self) -> np.ndarray:
+        """(N,) objects: the seen class of each item as it was given, or the name of a novel one."""
+        return np.asarray(self.names[self.assignment])
+
+    @property
+    def is_novel(self) -> np.ndarray:
+        """(N,) bool: items of novel classes."""
+        return np.asarray(self.assignment >= self.n_seen)
+
+    @property
+    def sizes(self) -> dict[Any, int]:
+        """The items of each cluster, labelled ones too."""
+        return dict(zip(self.names, np.bincount(self.assignment, minlength=len(self.names)).tolist(), strict=True))
+
+    @cached_property
+    def neighbours(self) -> dict[Any, Any]:
+        """The seen class whose centre is nearest to that of each novel one; empty without seen classes."""
+        if self.n_seen == 0:
+            return {}
+        nearest = _distances(self.centres[self.n_seen :], self.centres[: self.n_seen]).argmin(axis=1)
+        return dict(zip(self.names[self.n_seen :], self.names[nearest], strict=True))
+
+    @property
+    def neither(self) -> str:
+        """What `predict` says of an item that is far from all clusters."""
+        return next(_free_names(NEITHER, set(self.names), bare=True))
+
+    def exemplars(self, cluster: Any, n: int = 10) -> np.ndarray:
+        """Rows of the n items nearest to the centre of a cluster, the nearest first."""
+        rows = self._rows(cluster)
+        return np.asarray(rows[np.argsort(self.distance[rows], kind="stable")][:n])
+
+    def borderline(self, cluster: Any, n: int = 10) -> np.ndarray:
+        """Rows of the n items of a cluster that are the most nearly in another one; labelled ones come last."""
+        rows = self._rows(cluster)
+        return np.asarray(rows[np.argsort(self.confidence[rows], kind="stable")][:n])
+
+    def predict(self, z: Array, features: Array | None = None) -> np.ndarray:
+        """The cluster of each new item z (n, D), objects as in `clusters`, or `neither` if it is far from all.
+
+        features (n, F): if such were given to `discover`.
+        """
+        names = np.append(self.names, np.array([self.neither], dtype=object))
+        found = np.empty(len(z), np.int64)
+        for rows, distances in self._distances_of(z, features):
+            nearest = distances.argmin(axis=1)
+            is_far = (distances > self.reach * self.spreads).all(axis=1)
+            found[rows] = np.where(is_far, len(self.names), nearest)
+        return np.asarray(names[found])
+
+    def novelty(self, z: Array, features: Array | None = None) -> np.ndarray:
+        """How much farther each item z (n, D) is from every seen class than from a novel one, (n,): larger, more novel.
+
+        The squared distance to the nearest seen centre, less that to the nearest novel one if there are any; without
+        seen classes all items are equally novel. features (n, F): if such were given to `discover`.
+        """
+        found = np.zeros(len(z), np.float32)
+        for rows, distances in self._distances_of(z, features):
+            squares = np.square(distances)
+            if self.n_seen > 0:
+                found[rows] = squares[:, : self.n_seen].min(axis=1)
+                if self.n_novel > 0:
+                    found[rows] -= squares[:, self.n_seen :].min(axis=1)
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, which is never half-written."""
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent}; make it first")
+        about = {"names": self.names.tolist(), "n_seen": self.n_seen, "n_novel_interval": self.n_novel_interval}
+        about |= {"reach": self.reach, "scale": self.points.scale, "format": FORMAT}
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        arrays |= {"mean": self.points.mean, "matrix": self.points.matrix}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        write_tensors(path, tensors, {"discovery": json.dumps(about)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a file of `save`."""
+        try:
+            with safe_open(path, "np") as file:
+                about = json.loads((file.metadata() or {})["discovery"])
+                arrays = {name: file.get_tensor(name) for name in ARRAYS}
+                points = Points(about["scale"], file.get_tensor("mean"), file.get_tensor("matrix"))
+            if about["format"] != FORMAT:
+                raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
+            names = np.array([*about["names"], None], dtype=object)[:-1]
+            interval = (about["n_novel_interval"][0], about["n_novel_interval"][1])
+            return cls(names, about["n_seen"], interval, reach=about["reach"], points=points, **arrays)
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(f"cannot read a discovery from {path}: {error}; discover again") from error
+
+    def _rows(self, cluster: Any) -> np.ndarray:
+        place = [i for i, name in enumerate(self.names) if name == cluster]
+        if not place:
+            raise ValueError(f"there is no cluster {cluster!r}; the clusters are {', '.join(map(str, self.names[:9]))}")
+        return np.flatnonzero(self.assignment == place[0])
+
+    def _distances_of(self, z: Array, features: Array | None) -> Iterator[tuple[slice, np.ndarray]]:
+        """Distances of items to all centres, some rows at a time."""
+        x = self.points.of(z, features)
+        if x.shape[1] != self.centres.shape[1]:
+            n_features = self.centres.shape[1] - self.points.matrix.shape[1]
+            raise ValueError(f"z has shape {np.shape(z)}; the clusters were found with {n_features} columns")
+        return _in_blocks(x, self.centres)
+
+
+ARRAYS = ("assignment", "distance", "confidence", "is_labelled", "centres", "spreads")
+
+
+def discover(
+    embeddings: Array,
+    labels: Any = None,
+    n_novel: int | None = None,
+    *,
+    estimator: str = "sizes",
+    codebook: Codebook | None = None,
+    features: Array | None = None,
+    n_starts: int = 10,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Discovery:
+    """Put every item into a seen class or a novel one, and say how many novel ones there are.
+
+    embeddings (N, D). labels (N,): ints with -1, or strings with None, where unlabelled; labelled items keep their
+    class. n_novel: the number of novel classes; estimated if left out, by `estimator`: "sizes", our own; "codes", the
+    same on codes, which needs the `codebook`; "gcd" or "dtc". features (N, F): of the same items before any training on
+    these labels, such as those of a frozen backbone. Weighed by what the labels say matters they stand beside the
+    embeddings, and they make the estimate better where classes overlap.
+
+    >>> z = np.repeat([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], 20, axis=0) + np.random.default_rng(0).normal(size=(60, 2))
+    >>> found = discover(z, ["cat"] * 10 + [None] * 10 + ["dog"] * 10 + [None] * 30)
+    >>> found
+    Discovery(60 items: 2 seen classes and 1 novel ones)
+    >>> found.predict([[0.0, 8.0], [1.0, 0.0]]).tolist()
+    ['novel-1', 'cat']
+    """
+    z = read_points(embeddings)
+    read = read_labels(np.full(len(z), -1) if labels is None else labels, len(z))
+    if read.is_multi:
+        raise ValueError("discovery takes one label per item; of several, give the one that matters")
+    n_seen, n_unlabelled = len(read.classes), int((~read.is_labelled).sum())
+    _tell(n_seen, n_unlabelled)
+    given = None if features is None else read_points(features)
+    if given is not None and len(given) != len(z):
+        raise ValueError(f"there are {len(given)} features for {len(z)} embeddings; give one row per item")
+    if n_novel is None:
+        number = estimate_n_novel(Pile(z, read.values, codebook, given, seed, progress), estimator)
+    else:
+        number = _given_number(n_novel, n_seen, n_unlabelled)
+    points = Points.fit(z, given, read, seed)
+    x = points.of(z, given)
+    found = kmeans(x, n_seen + number.n, read.values, seed=seed, n_starts=n_starts, progress=progress)
+    return _described(x, found, read, number, points)
+
+
+def _described(x: np.ndarray, found: Clustering, labels: Labels, number: ClassNumber, points: Points) -> Discovery:
+    """What there is to say of clusters: their order and names, how near items are to them, and how far they reach."""
+    n_seen = len(labels.classes)
+    sizes = np.bincount(found.assignment, minlength=len(found.centres))
+    order = np.append(np.arange(n_seen), n_seen + np.argsort(-sizes[n_seen:], kind="stable"))
+    assignment, centres, sizes = np.argsort(order)[found.assignment], found.centres[order], sizes[order]
+    distance, confidence, far = np.empty((3, len(x)), np.float32)
+    for rows, distances in _in_blocks(x, centres):
+        own = np.arange(len(distances)), assignment[rows]
+        distance[rows] = distances[own]
+        distances[own] = np.inf
+        confidence[rows] = 1 - np.square(distance[rows] / np.maximum(distances.min(axis=1), TINY))
+    spreads = np.sqrt(np.bincount(assignment, np.square(distance, dtype=np.float64)) / sizes)
+    spreads = np.maximum(spreads, spreads.mean() / 4 + TINY).astype(np.float32)  # a single item has none of its own
+    for rows, distances in _in_blocks(x, centres):
+        far[rows] = (distances / spreads).min(axis=1)
+    return Discovery(
+        names=_names(labels.classes, number.n),
+        n_seen=n_seen,
+        n_novel_interval=(number.low, number.high),
+        assignment=assignment,
+        distance=distance.copy(),
+        confidence=np.where(labels.is_labelled, np.float32(1), confidence.clip(0, 1)),
+        is_labelled=labels.is_labelled,
+        centres=centres,
+        spreads=spreads,
+        reach=float(np.quantile(far, FAR)),
+        points=points,
+    )
+
+
+def _tell(n_seen: int, n_unlabelled: int) -> None:
+    if n_seen == 0:
+        text = "no item is labelled, so that all clusters are novel: this is plain clustering"
+        warnings.warn(text, NothingToDiscover, stacklevel=3)
+    if n_unlabelled == 0:
+        text = "all items are labelled, so that nothing is left to discover"
+        warnings.warn(text, NothingToDiscover, stacklevel=3)
+
+
+def _given_number(n_novel: int, n_seen: int, n_unlabelled: int) -> ClassNumber:
+    if isinstance(n_novel, bool) or not isinstance(n_novel, Integral) or n_novel < 0:
+        raise ValueError(f"n_novel={n_novel!r}; give a whole number, 0 or more, or None to have it estimated")
+    if n_novel > n_unlabelled:
+        raise ValueError(
+            f"n_novel={n_novel} novel classes need as many unlabelled items, but there are {n_unlabelled}; give less"
+        )
+    if n_seen + n_novel == 0:
+        raise ValueError("n_novel=0 and no labels leave no cluster at all; label some items, or give n_novel")
+    return ClassNumber(int(n_novel), int(n_novel), int(n_novel))
+
+
+def _names(classes: np.ndarray, n_novel: int) -> np.ndarray:
+    """The seen classes and names for the novel ones that no seen class has, as objects."""
+    seen = classes.tolist()
+    free = _free_names(NOVEL, set(seen))
+    return np.array([*seen, *(next(free) for _ in range(n_novel)), None], dtype=object)[:-1]
+
+
+def _free_names(word: str, taken: set[Any], bare: bool = False) -> Iterator[str]:
+    """word-1, word-2, ..., where `bare` the word itself before them; without those that are taken."""
+    if bare and word not in taken:
+        yield word
+    yield from (name for name in (f"{word}-{i}" for i in count(1)) if name not in taken)
+
+
+def _in_blocks(x: np.ndarray, centres: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Distances to all centres, some rows at a time."""
+    for start in range(0, len(x), ROWS):
+        rows = slice(start, start + ROWS)
+        yield rows, _distances(x[rows], centres)
+
+
+def _distances(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Distances (n, K) float32; measured from the mean of the centres, so that few digits are lost."""
+    middle = centres.mean(axis=0)
+    a, b = np.asarray(x, np.float32) - middle, centres - middle
+    squares = np.square(a).sum(axis=1)[:, None] - 2 * a @ b.T + np.square(b).sum(axis=1)
+    found: np.ndarray = np.sqrt(np.maximum(squares, 0))
+    return found
