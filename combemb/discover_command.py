@@ -205,7 +205,7 @@ def _folder_names(names: list[str]) -> list[str]:
     """Names that every file system takes, all different.
 
     >>> _folder_names(["a/b", "A:B", "..", "con"])
-    ['a_b', 'A_B-2', '_', 'con_']
+    ['a_b', 'A_B-2', '_', '_con']
     """
     free = _FreeNames()
     return [free.take(_safe(name)) for name in names]
@@ -214,7 +214,7 @@ def _folder_names(names: list[str]) -> list[str]:
 def _safe(name: str) -> str:
     short = UNSAFE.sub("_", name).encode()[:MOST_BYTES].decode(errors="ignore")
     safe = short.strip(". ") or "_"
-    return f"{safe}_" if RESERVED.fullmatch(safe) else safe
+    return f"_{safe}" if RESERVED.fullmatch(safe) else safe
 
 
 def print_summary(result: Discovered, console: Console) -> None:
