@@ -83,7 +83,7 @@ class Codebook:
                 table = np.matmul(q.transpose(1, 0, 2), words.transpose(0, 2, 1)).transpose(1, 0, 2)
         if not np.isfinite(table).all():
             raise ValueError(
-                "queries hold values that are not finite, or so large that scores go beyond float32; remove or repair "
+                "vectors hold values that are not finite, or so large that scores go beyond float32; remove or repair "
                 "those rows"
             )
         if len(set(self.sizes)) > 1:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from combemb.codes import Codebook
 from combemb.data import open_set_split, sources
+from combemb.data.splits import OpenSetSplit
+from combemb.discovery import Discovery
+from combemb.discovery_metrics import agreement
 from combemb.files import write_atomically
 from combemb.methods.base import Method
 from combemb.methods.combemb import CombEmb
@@ -43,12 +46,25 @@ def run(folder: Path, seed: int = 0, progress: bool | None = None) -> Iterator[s
         yield f"{name:24}{seen.map:12.3f}{novel.map:14.3f}"
     yield f"{'chance':24}{seen.chance:12.3f}{novel.chance:14.3f}"
 
+    found = model.discover(digits.train_x, split.labels, progress=progress)
+    yield ""
+    yield from discovery_lines(found, split, digits.train_targets)
+
     picked = np.flatnonzero(is_novel)[:: max(int(is_novel.sum()) // 6, 1)][:6]
     hits = nearest(model.codebook, model.embed(digits.test_x[picked]), model.encode(digits.train_x))
     write_atomically(folder / PICTURE, lambda path: draw_hits(path, digits, picked, hits))
     yield ""
     yield f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
     yield f"look at {folder / PICTURE}: novel digits and what their codes find"
+
+
+def discovery_lines(found: Discovery, split: OpenSetSplit, targets: np.ndarray) -> Iterator[str]:
+    """What was discovered without being told how many novel digits there are, and how much of it is right."""
+    on = split.labels < 0
+    right = agreement(found.clusters[on].tolist(), targets[on], split.is_novel(targets[on])).acc_joint
+    low, high = found.n_novel_interval
+    yield f"discovery, not told how many: {found.n_novel} novel classes (between {low} and {high})"
+    yield f"unlabelled images with their kind: {right.all:.0%}; seen digits {right.seen:.0%}, novel ones {right.novel:.0%}"
 
 
 def search_quality(method: Method | None, digits: sources.Source, queries: np.ndarray) -> Retrieval:

@@ -266,7 +266,7 @@ def test_what_cannot_be_asked_says_why():
     for k in (0, -1, 2.5, True, "a"):
         with pytest.raises(ValueError, match=f"k={k!r}; give a whole number, 1 or more"):
             index.search(problem.queries, k)
-    with pytest.raises(ValueError, match="queries hold values that are not finite"):
+    with pytest.raises(ValueError, match="vectors hold values that are not finite"):
         index.search(np.array([[0.0] * 12, [np.nan] * 12]))
     with pytest.raises(ValueError, match=r"vectors of shape \(3, 11\) do not fit"):
         index.search(problem.queries[:, :11])
