@@ -64,7 +64,8 @@ def discovery_lines(found: Discovery, split: OpenSetSplit, targets: np.ndarray) 
     right = agreement(found.clusters[on].tolist(), targets[on], split.is_novel(targets[on])).acc_joint
     low, high = found.n_novel_interval
     yield f"discovery, not told how many: {found.n_novel} novel classes (between {low} and {high})"
-    yield f"unlabelled images with their kind: {right.all:.0%}; seen digits {right.seen:.0%}, novel ones {right.novel:.0%}"
+    parts = f"seen digits {right.seen:.0%}, novel ones {right.novel:.0%}"
+    yield f"unlabelled images with their kind: {right.all:.0%}; {parts}"
 
 
 def search_quality(method: Method | None, digits: sources.Source, queries: np.ndarray) -> Retrieval:
