@@ -15,6 +15,8 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,85 +32,94 @@ from combemb import CombEmb, discover
 from combemb.class_number import ESTIMATORS, Pile, estimate_n_novel
 from combemb.clustering import kmeans
 from combemb.data import open_set_split, sources
+from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.discovery_metrics import agreement, novelty_auroc
+from combemb.discovery_metrics import METRICS, agreement, novelty_auroc
+
+PARTS = ("all", "seen", "novel")
+
+
+def clean_features(model: CombEmb, x: Any) -> np.ndarray:
+    """Of the frozen backbone, or the embeddings as given."""
+    items = model.read(x).items
+    assert isinstance(items, ArrayItems)
+    return np.asarray(items.x[:, 0], np.float32)
 
 
 def measure(cell: dict[str, Any], source: sources.Source, progress: bool) -> dict[str, Any]:
     train = first_of_each(source.train_targets, cell["per_class"])
-    x, targets, test_targets = rows_of(source.train_x, train), source.train_targets[train], source.test_targets
+    x, targets = rows_of(source.train_x, train), source.train_targets[train]
     split = open_set_split(targets, cell["split"], seed=cell["seed"])
-    is_novel, is_novel_test = split.is_novel(targets), split.is_novel(test_targets)
-    n_novel = len(np.unique(targets[is_novel]))
-    model = CombEmb(bits=48, seed=cell["seed"], image_size=cell["size"]).fit(x, split.labels, progress=progress)
-    given, test = model.read(x), model.read(source.test_x)
-    features, test_features = (np.asarray(items.x[:, 0], np.float32) for items in (given.items, test.items))
-    is_unlabelled = split.labels < 0
-    found: dict[str, Any] = {"n_classes": len(np.unique(targets))}
+    is_novel, is_novel_test = split.is_novel(targets), split.is_novel(source.test_targets)
+    n_classes, n_novel = len(np.unique(targets)), len(np.unique(targets[is_novel]))
+    model = CombEmb(bits=48, seed=cell["seed"], image_size=cell["size"])
+    found: dict[str, Any] = {"n_classes": n_classes}
 
     def compare(name: str, clusters: np.ndarray) -> None:
-        on = is_unlabelled
+        on = split.labels < 0
         found[name] = agreement(clusters[on].tolist(), targets[on], is_novel[on]).as_dict("train")
 
-    read = read_labels(split.labels, len(targets))
-    for estimator in cell["estimators"]:
-        began = time.monotonic()
-        pile = Pile(model.embed(given).numpy(), read.values, model.codebook, features, cell["seed"])
-        number = estimate_n_novel(pile, estimator)
-        seconds = round(time.monotonic() - began, 1)
-        ends = [len(read.classes) + n for n in (number.n, number.low, number.high)]
-        found[f"n_classes_{estimator}"] = {"n": ends[0], "low": ends[1], "high": ends[2], "seconds": seconds}
-    estimated = model.discover(given, split.labels, progress=False)
-    found["n_estimated"] = len(estimated.names)
-    compare("combemb_estimated", estimated.clusters)
-    result = model.discover(given, split.labels, n_novel, progress=False)
-    compare("combemb", result.clusters)
-    said = [None if name == result.neither else name for name in model.predict(test)]  # neither is wrong
-    found["combemb"] |= agreement(said, test_targets, is_novel_test).as_dict("test")
-    compare("combemb_z", discover(model.embed(given), split.labels, n_novel, progress=False).clusters)
-    if cell["others"]:
-        compare(
-            "kmeans", kmeans(features, found["n_classes"], seed=cell["seed"], n_starts=10, progress=False).assignment
-        )
+    if cell["part"] == "others":
+        features, test_features = clean_features(model, x), clean_features(model, source.test_x)
+        compare("kmeans", kmeans(features, n_classes, seed=cell["seed"], n_starts=10, progress=False).assignment)
         compare("ss_kmeans", discover(features, split.labels, n_novel, seed=cell["seed"], progress=False).clusters)
         components = PCA(50, random_state=0).fit_transform(features)
         compare("hdbscan", HDBSCAN(min_cluster_size=5, copy=True).fit_predict(components))
-    auroc = {"combemb": novelty_auroc(model.novelty(test), is_novel_test)}
-    scaler = StandardScaler().fit(features)
-    linear = LogisticRegression(max_iter=300).fit(
-        scaler.transform(features[~is_unlabelled]), split.labels[~is_unlabelled]
-    )
-    sure = linear.predict_proba(scaler.transform(test_features)).max(axis=1)
-    found["auroc"] = auroc | {"linear": novelty_auroc(1 - sure, is_novel_test)}
-    return found
+        scaler, on = StandardScaler().fit(features), split.labels >= 0
+        linear = LogisticRegression(max_iter=300).fit(scaler.transform(features[on]), split.labels[on])
+        sure = linear.predict_proba(scaler.transform(test_features)).max(axis=1)
+        return found | {"auroc_linear": novelty_auroc(1 - sure, is_novel_test)}
+
+    model.fit(x, split.labels, progress=progress)
+    given, test = model.read(x), model.read(source.test_x)
+    pile = Pile(model.embed(given).numpy(), read_labels(split.labels, len(targets)).values)
+    pile = replace(pile, codebook=model.codebook, features=clean_features(model, x), seed=cell["seed"])
+    for estimator in cell["estimators"]:
+        began = time.monotonic()
+        number = estimate_n_novel(pile, estimator)
+        seconds = round(time.monotonic() - began, 1)
+        ends = [pile.n_seen + n for n in (number.n, number.low, number.high)]
+        about = {"n": ends[0], "low": ends[1], "high": ends[2], "seconds": seconds}
+        found[f"n_classes_{estimator}"] = about | {"error": abs(ends[0] - n_classes)}
+    compare("combemb_estimated", model.discover(given, split.labels, progress=False).clusters)
+    compare("combemb_z", discover(pile.x, split.labels, n_novel, seed=cell["seed"], progress=False).clusters)
+    result = model.discover(given, split.labels, n_novel, progress=False)
+    compare("combemb", result.clusters)
+    said = [None if name == result.neither else name for name in model.predict(test)]  # neither is wrong
+    found["combemb"] |= agreement(said, source.test_targets, is_novel_test).as_dict("test")
+    return found | {"auroc_combemb": novelty_auroc(model.novelty(test), is_novel_test)}
 
 
 def report(records: list[dict[str, Any]]) -> None:
-    groups: dict[str, list[dict[str, Any]]] = {}
+    """Means over splits (and seeds, where there are several) of everything in a file of results."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
         cell = record["cell"]
-        kind = "tuning" if cell["split"].startswith("tune") else "reported"
-        groups.setdefault(f"{cell['dataset']} ({kind} splits)", []).append(record)
-    for name, runs in groups.items():
-        print(f"{name}: {len(runs)} runs, splits and seeds {[(r['cell']['split'], r['cell']['seed']) for r in runs]}")
-        truth = runs[0]["n_classes"]
+        kind = "tuning splits" if cell["split"].startswith("tune") else "splits"
+        key = (cell["dataset"], cell["per_class"] or "all", cell["size"], kind, f"seed {cell['seed']}")
+        groups.setdefault(key, []).append(record)
+    for key, group in groups.items():
+        runs = sorted(group, key=lambda record: record["cell"]["split"])
+        print("{} ({}/class, {} px), {} {}, {}:".format(*key[:4], sorted({r["cell"]["split"] for r in runs}), key[4]))
         for estimator in ESTIMATORS:
-            found = [r[f"n_classes_{estimator}"]["n"] for r in runs if f"n_classes_{estimator}" in r]
+            found = [r[f"n_classes_{estimator}"] for r in runs if f"n_classes_{estimator}" in r]
             if found:
-                error = statistics.mean(abs(n - truth) for n in found)
-                print(f"  classes by {estimator:6} {found} of {truth}: mean absolute error {error:.2f}")
+                each = ", ".join(f"{f['n']} ({f['low']} to {f['high']})" for f in found)
+                error = statistics.mean(f["error"] for f in found)
+                print(f"  classes by {estimator:6} {each} of {runs[0]['n_classes']}: mean absolute error {error:.2f}")
         for method in ("combemb", "combemb_estimated", "combemb_z", "kmeans", "ss_kmeans", "hdbscan"):
             those = [r[method] for r in runs if method in r]
-            for key in (k for k in ("train_acc_joint", "test_acc_joint") if those and f"{k}_all" in those[0]):
-                parts = [statistics.mean(r[f"{key}_{part}"] for r in those) for part in ("all", "seen", "novel")]
-                values = " ".join(f"{r[f'{key}_all']:.3f}" for r in those)
-                print(
-                    f"  {method:18} {key:16} all {parts[0]:.3f} seen {parts[1]:.3f} novel {parts[2]:.3f}   [{values}]"
-                )
-        for key in ("combemb", "linear"):
-            values = [r["auroc"][key] for r in runs]
-            each = " ".join(f"{value:.3f}" for value in values)
-            print(f"  AUROC of novelty, test, {key:8} {statistics.mean(values):.3f}   [{each}]")
+            for name in METRICS if method == "combemb" else METRICS[:1]:
+                for on in (on for on in ("train", "test") if those and f"{on}_acc_joint_all" in those[0]):
+                    parts = [statistics.mean(r[f"{on}_{name}_{part}"] for r in those) for part in PARTS]
+                    means = "  ".join(f"{part} {mean:.3f}" for part, mean in zip(PARTS, parts, strict=True))
+                    each = " ".join(f"{r[f'{on}_{name}_all']:.3f}" for r in those)
+                    print(f"  {method:18}{on + '_' + name:16} {means}   [{each}]")
+        for name in ("combemb", "linear"):
+            values = [r[f"auroc_{name}"] for r in runs if f"auroc_{name}" in r]
+            if values:
+                each = " ".join(f"{value:.3f}" for value in values)
+                print(f"  AUROC of novelty, test, {name:8} {statistics.mean(values):.3f}   [{each}]")
 
 
 def main() -> None:
@@ -120,7 +131,7 @@ def main() -> None:
     parser.add_argument("--split", nargs="+", default=["0", "1", "2"])
     parser.add_argument("--seed", nargs="+", type=int, default=[0])
     parser.add_argument("--estimator", nargs="+", default=["sizes", "codes"], choices=list(ESTIMATORS))
-    parser.add_argument("--no-others", action="store_true", help="leave out the clusterings of raw features")
+    parser.add_argument("--part", nargs="+", default=["combemb", "others"], choices=["combemb", "others"])
     parser.add_argument("--results", type=Path, default=RESULTS / "discovery.jsonl", help="file of results")
     parser.add_argument("--report", action="store_true", help="run nothing, print what there is")
     parser.add_argument("--progress", action="store_true")
@@ -129,9 +140,9 @@ def main() -> None:
     records = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
     if not given.report:
         source = sources.load(given.dataset, given.data)
-        for split, seed in ((split, seed) for split in given.split for seed in given.seed):
+        for part, split, seed in product(given.part, given.split, given.seed):
             cell = {"dataset": given.dataset, "per_class": given.per_class, "size": given.size, "split": split}
-            cell |= {"seed": seed, "estimators": given.estimator, "others": not given.no_others}
+            cell |= {"seed": seed, "part": part, "estimators": given.estimator if part == "combemb" else []}
             if any(record["cell"] == cell for record in records):
                 continue
             record = {"cell": cell, **measure(cell, source, given.progress)}

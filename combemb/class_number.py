@@ -12,9 +12,11 @@ from sklearn.metrics import silhouette_score
 from combemb.clustering import kmeans, kmeans_of_codes
 from combemb.codes import Codebook
 from combemb.discovery_metrics import agreement
-from combemb.held_out import held_out
+from combemb.held_out import FOLDS, held_out
 
 MOST_ITEMS = 20_000  # that an estimate looks at
+MANY = 4  # times the seen classes
+FEW_OF_EACH = 5  # labelled items of every class that it looks at, at least
 MOST_COMPARED = 3_000  # items of a silhouette
 TRIED = 20  # numbers of classes, about, that are tried
 MOST_WITHOUT_LABELS = 100
@@ -56,16 +58,19 @@ class Pile:
 
     @property
     def most_novel(self) -> int:
-        """The largest number of novel classes that is tried: three for each seen one, or as many as have two items."""
-        return max(1, min(3 * self.n_seen + 10, int((self.labels < 0).sum()) // 2))
+        """The largest number of novel classes that GCD's and DTC's estimators try."""
+        return max(1, min(3 * self.n_seen + 10, int((self.labels < 0).sum()) // 2, _n_apart(self.x, self.labels)))
 
     def some(self, n: int) -> "Pile":
-        """n items drawn at random, and at least one labelled item of each class."""
+        """n items drawn at random, and a few labelled ones of each class if there are any."""
         if len(self.x) <= n:
             return self
         rng = np.random.default_rng(self.seed)
-        one_of_each = np.unique(self.labels, return_index=True)[1]
-        rows = np.union1d(rng.choice(len(self.x), n, replace=False), one_of_each)
+        order = rng.permutation(len(self.x))
+        labels = self.labels[order]
+        by_class = np.argsort(labels, kind="stable")
+        place = np.arange(len(labels)) - np.searchsorted(labels[by_class], labels[by_class])  # 0, 1, ... in each class
+        rows = np.union1d(order[:n], order[by_class[(place < FEW_OF_EACH) & (labels[by_class] >= 0)]])
         features = None if self.features is None else self.features[rows]
         return replace(self, x=np.asarray(self.x[rows]), labels=self.labels[rows], features=features)
 
@@ -79,10 +84,17 @@ class Pile:
         return {"seed": self.seed, "n_iterations": 30, "progress": self.progress}
 
 
-def estimate_n_novel(pile: Pile, estimator: str = "sizes") -> ClassNumber:
-    """The number of novel classes by one of `ESTIMATORS`; without any label, by the silhouette."""
+def check_estimator(estimator: str, codebook: Codebook | None) -> None:
+    """ValueError unless there is such an estimator, and codes if it counts these."""
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator={estimator!r} is unknown; choose one of {', '.join(ESTIMATORS)}")
+    if estimator == "codes" and codebook is None:
+        raise ValueError("estimator='codes' counts codes, but there is no codebook; choose estimator='sizes'")
+
+
+def estimate_n_novel(pile: Pile, estimator: str = "sizes") -> ClassNumber:
+    """The number of novel classes by one of `ESTIMATORS`; without any label, by the silhouette."""
+    check_estimator(estimator, pile.codebook)
     if not (pile.labels < 0).any():
         return ClassNumber(0, 0, 0)
     if (pile.x == pile.x[0]).all():
@@ -99,17 +111,20 @@ def by_sizes(pile: Pile) -> ClassNumber:
     until k clusters are worth k. Where classes are apart, more clusters are hardly worth more. Where they are, because
     classes overlap, the share of novel items is estimated by `held_out` instead.
     """
-    return _by_sizes(pile, lambda n: pile.clusters(n, pile.labels, n_starts=5), _n_apart(pile.x, pile.labels))
+    return _by_sizes(
+        pile, lambda n: pile.clusters(n, pile.labels, n_starts=_starts(pile, n)), _n_apart(pile.x, pile.labels)
+    )
 
 
 def by_sizes_of_codes(pile: Pile) -> ClassNumber:
     """As `by_sizes`, with clusters of the codes instead of the embeddings."""
-    if pile.codebook is None:
-        raise ValueError("estimator='codes' counts codes; give the codebook, or choose estimator='sizes'")
+    assert pile.codebook is not None
     codebook, codes = pile.codebook, pile.codebook.encode(pile.x).numpy()
 
     def clusters(n_clusters: int) -> Ints:
-        return kmeans_of_codes(codes, codebook, n_clusters, pile.labels, n_starts=5, **pile.options).assignment
+        return kmeans_of_codes(
+            codes, codebook, n_clusters, pile.labels, n_starts=_starts(pile, n_clusters), **pile.options
+        ).assignment
 
     return _by_sizes(pile, clusters, _n_apart(codes, pile.labels))
 
@@ -163,7 +178,7 @@ def by_probes(pile: Pile) -> ClassNumber:
 
 def by_silhouette(pile: Pile) -> ClassNumber:
     """Without labels: the number of clusters, at least two, with the best silhouette; between, those nearly as good."""
-    most = min(len(pile.x) // 2, MOST_WITHOUT_LABELS, len(np.unique(pile.x, axis=0)))
+    most = min(len(pile.x) // 2, MOST_WITHOUT_LABELS, _n_apart(pile.x, pile.labels))
     if most < 2:
         return ClassNumber(1, 1, 1)
     rows = np.arange(len(pile.x))
@@ -181,8 +196,14 @@ ESTIMATORS: dict[str, Callable[[Pile], ClassNumber]] = {
 }
 
 
+def _starts(pile: Pile, n_clusters: int) -> int:
+    """Of k-means: one while there are far more clusters than in the end, where a rough answer will do."""
+    return 5 if n_clusters <= MANY * pile.n_seen else 1
+
+
 def _n_apart(rows: np.ndarray, labels: Ints) -> int:
-    """How many different unlabelled rows (N, D) there are that no labelled item is equal to."""
+    """How many different unlabelled rows (N, D) there are that no labelled item is equal to, as k-means sees them."""
+    rows = rows.astype(np.float32) if rows.dtype == np.float64 else rows
     n_all, n_labelled = (len(np.unique(some, axis=0)) for some in (rows, rows[labels >= 0]))
     return n_all - n_labelled
 
@@ -200,18 +221,22 @@ def _by_sizes(pile: Pile, clusters: Clusterer, n_apart: int) -> ClassNumber:
 
     n_labelled, n_unlabelled = int((pile.labels >= 0).sum()), int((pile.labels < 0).sum())
     most = min(n_apart, max(MOST_PER_CLASS * C, MOST_CLUSTERS))
-    k = min(most, -(-n_unlabelled * C // n_labelled))  # what all unlabelled items would be worth, if none was seen
+    k = first = min(
+        most, -(-n_unlabelled * C // n_labelled)
+    )  # what all unlabelled items would be worth, none of them seen
     while (n := int(worth(k) + 0.5)) < k:
         k = n
+    if 0 < k == first < n_apart:  # seen clusters are little more than their labelled items, and no measure of size
+        return by_probes(pile)
     more = worth(min(max(C, 2 * k + 1), most))
     if more > 2 * k + 1:
         features = pile.x if pile.features is None else pile.features
         estimates = held_out(features, pile.labels, seed=pile.seed, progress=pile.progress)
         if len(estimates) > 0:
-            mean, error = float(estimates.mean()), 2 * float(estimates.std()) / np.sqrt(len(estimates))
+            mean, error = float(estimates.mean()), 2 * float(estimates.std()) / np.sqrt(FOLDS)
             ends = np.clip([mean - error, mean, mean + error], 0, most).round().astype(int).tolist()
             return ClassNumber(ends[1], ends[0], ends[2])
-    return ClassNumber(k, min(k, round(worth(k))), max(k, round(more)))
+    return ClassNumber(k, min(k, int(worth(k))), max(k, round(more)))
 
 
 def _best(quality: Callable[[int], float], least: int, most: int) -> int:

@@ -29,7 +29,7 @@ CHUNK_BYTES = 4 * 2**20  # of items and their scores at a time: stays in the cac
 SPANS, SPAN_ITEMS = 32, 1_000  # threads share this many parts; fixed, so that results do not depend on the threads
 START_ITEMS, START_ITEMS_PER_CLUSTER = 2**14, 256  # k-means++ looks at the larger number, drawn at random from more
 TINY = 1e-300  # instead of a count of 0
-LARGEST = 1e15  # of a value, so that its square and sums of squares stay inside the range of float32
+SMALLEST, LARGEST = 1e-15, 1e15  # of the largest value, so that squares and their sums stay in the range of float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ def kmeans(
     items = _Items(points, None, _read_weights(weights, len(points)))
     free = items if n_seen == 0 else items.take(np.flatnonzero(classes < 0))
     if len(free) < n_clusters - n_seen:
-        raise _too_many_clusters(len(free), n_clusters, n_seen)
+        raise TooManyClusters(len(free), n_clusters, n_seen)
     lloyd = _Lloyd(items, free, classes, n_clusters, n_seen)
     given = None if start is None else _read_start(start, n_clusters, points.shape[1])
     best: Clustering | None = None
@@ -280,7 +280,7 @@ class _Lloyd:
 
     def _require_distinct(self) -> None:
         if (n := self.free.n_distinct()) < self.n_clusters - self.n_seen:
-            raise _too_many_clusters(n, self.n_clusters, self.n_seen)
+            raise TooManyClusters(n, self.n_clusters, self.n_seen)
 
 
 def _nearest_of(centres: Floats) -> Finder:
@@ -324,14 +324,15 @@ def _mean_variance(items: _Items) -> float:
     return float(np.mean(second - np.square(first)))
 
 
-def read_points(x: Array) -> np.ndarray:
+def read_points(x: Array, name: str = "x") -> np.ndarray:
     """Items x (N, D), finite and of a size whose squares float32 can hold; ValueError else."""
     points = as_array(x)
     if points.ndim != 2:
-        raise ValueError(f"x has shape {points.shape}; clustering takes (N, D), for example one view as x[:, 0]")
+        raise ValueError(f"{name} has shape {points.shape}; clustering takes (N, D), for example one view as x[:, 0]")
     check_finite(points, allow_constant=True)
-    if max(abs(float(points.min())), abs(float(points.max()))) > LARGEST:
-        raise ValueError(f"x holds values beyond {LARGEST:g}, whose squares leave the range of float32; scale it down")
+    largest = max(abs(float(points.min())), abs(float(points.max())))
+    if largest > LARGEST or 0 < largest < SMALLEST:
+        raise ValueError(f"{name} reaches {largest:g}, whose square leaves the range of float32; scale it")
     return points
 
 
@@ -372,8 +373,12 @@ def _read_start(start: Array, n_clusters: int, n_features: int) -> Floats:
     return found
 
 
-def _too_many_clusters(n_distinct: int, n_clusters: int, n_seen: int) -> ValueError:
-    return ValueError(
-        f"n_clusters={n_clusters} asks for {n_clusters - n_seen} new clusters, but the unlabelled items are only "
-        f"{n_distinct} distinct ones; give n_clusters of at most {n_seen + n_distinct}"
-    )
+class TooManyClusters(ValueError):
+    """More new clusters than there are distinct unlabelled items."""
+
+    def __init__(self, n_distinct: int, n_clusters: int, n_seen: int):
+        self.n_distinct = n_distinct
+        super().__init__(
+            f"n_clusters={n_clusters} asks for {n_clusters - n_seen} new clusters, but the unlabelled items are only "
+            f"{n_distinct} distinct ones; give n_clusters of at most {n_seen + n_distinct}"
+        )

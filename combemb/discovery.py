@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from combemb.class_number import ClassNumber, Pile, estimate_n_novel
-from combemb.clustering import Array, Clustering, kmeans, read_points
+from combemb.class_number import ClassNumber, Pile, check_estimator, estimate_n_novel
+from combemb.clustering import Array, Clustering, TooManyClusters, kmeans, read_points
 from combemb.codes import Codebook
 from combemb.data.labels import Labels, read_labels
 from combemb.discovery_points import Points
@@ -24,6 +24,7 @@ from combemb.runs import write_tensors
 FORMAT = 1
 NOVEL, NEITHER = "novel", "neither"
 FAR = 0.99  # of the items that clusters are made of lie nearer to one of them than an item of none
+LEAST_REACH = 1.0  # spreads
 TINY = 1e-30  # instead of a distance of 0
 ROWS = 8_192  # items whose distances to all centres are held at a time
 
@@ -37,7 +38,8 @@ class Discovery:
     """What `discover` found: N items in K clusters, first the C seen classes, then the novel ones, the largest first.
 
     names (K,): the seen classes as they were given, and "novel-1", ... `assignment` (N,): the cluster of each item, a
-    place in `names`. `distance` (N,): to the centre of its cluster. `confidence` (N,): 1 for labelled items, else
+    place in `names`. `nearest` (N,): the cluster whose centre is nearest, which for a labelled item may be another.
+    `distance` (N,): to the centre of its cluster. `confidence` (N,): 1 for labelled items, else
     1 - (distance / distance to the next centre)^2, which is 0 half-way between two. `spreads` (K,): the root mean
     square distance in a cluster. `reach`: the spreads beyond which an item is of no cluster. `points`: how embeddings
     and features became the points that were clustered.
@@ -47,6 +49,7 @@ class Discovery:
     n_seen: int
     n_novel_interval: tuple[int, int]
     assignment: np.ndarray
+    nearest: np.ndarray
     distance: np.ndarray
     confidence: np.ndarray
     is_labelled: np.ndarray
@@ -152,20 +155,32 @@ class Discovery:
         try:
             with safe_open(path, "np") as file:
                 about = json.loads((file.metadata() or {})["discovery"])
+                if about["format"] != FORMAT:
+                    raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
                 arrays = {name: file.get_tensor(name) for name in ARRAYS}
                 points = Points(about["scale"], file.get_tensor("mean"), file.get_tensor("matrix"))
-            if about["format"] != FORMAT:
-                raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
             names = np.array([*about["names"], None], dtype=object)[:-1]
-            interval = (about["n_novel_interval"][0], about["n_novel_interval"][1])
-            return cls(names, about["n_seen"], interval, reach=about["reach"], points=points, **arrays)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            low, high = about["n_novel_interval"]
+            found = cls(names, about["n_seen"], (low, high), reach=about["reach"], points=points, **arrays)
+            found._check()
+            return found
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise ValueError(f"cannot read a discovery from {path}: {error}; discover again") from error
+
+    def _check(self) -> None:
+        """ValueError if the parts do not belong together."""
+        K, N = len(self.names), len(self)
+        is_fit = {len(self.centres), len(self.spreads)} == {K} and 0 <= self.n_seen <= K
+        is_fit &= all(len(getattr(self, name)) == N for name in ("nearest", "distance", "confidence", "is_labelled"))
+        if not is_fit or not all(((x >= 0) & (x < K)).all() for x in (self.assignment, self.nearest)):
+            raise ValueError("its parts do not fit together")
 
     def _rows(self, cluster: Any) -> np.ndarray:
         place = [i for i, name in enumerate(self.names) if name == cluster]
         if not place:
-            raise ValueError(f"there is no cluster {cluster!r}; the clusters are {', '.join(map(str, self.names[:9]))}")
+            raise ValueError(
+                f"there is no cluster {cluster!r}; the clusters are {', '.join(map(repr, self.names[:9]))}"
+            )
         return np.flatnonzero(self.assignment == place[0])
 
     def _distances_of(self, z: Array, features: Array | None) -> Iterator[tuple[slice, np.ndarray]]:
@@ -173,11 +188,13 @@ class Discovery:
         x = self.points.of(z, features)
         if x.shape[1] != self.centres.shape[1]:
             n_features = self.centres.shape[1] - self.points.matrix.shape[1]
-            raise ValueError(f"z has shape {np.shape(z)}; the clusters were found with {n_features} columns")
+            raise ValueError(
+                f"z has shape {tuple(np.shape(z))}; give (n, {n_features}), as when these clusters were found"
+            )
         return _in_blocks(x, self.centres)
 
 
-ARRAYS = ("assignment", "distance", "confidence", "is_labelled", "centres", "spreads")
+ARRAYS = ("assignment", "nearest", "distance", "confidence", "is_labelled", "centres", "spreads")
 
 
 def discover(
@@ -207,13 +224,14 @@ def discover(
     >>> found.predict([[0.0, 8.0], [1.0, 0.0]]).tolist()
     ['novel-1', 'cat']
     """
-    z = read_points(embeddings)
+    check_estimator(estimator, codebook)
+    z = _as_float32(read_points(embeddings, "embeddings"))
     read = read_labels(np.full(len(z), -1) if labels is None else labels, len(z))
     if read.is_multi:
         raise ValueError("discovery takes one label per item; of several, give the one that matters")
     n_seen, n_unlabelled = len(read.classes), int((~read.is_labelled).sum())
     _tell(n_seen, n_unlabelled)
-    given = None if features is None else read_points(features)
+    given = None if features is None else read_points(features, "features")
     if given is not None and len(given) != len(z):
         raise ValueError(f"there are {len(given)} features for {len(z)} embeddings; give one row per item")
     if n_novel is None:
@@ -222,7 +240,13 @@ def discover(
         number = _given_number(n_novel, n_seen, n_unlabelled)
     points = Points.fit(z, given, read, seed)
     x = points.of(z, given)
-    found = kmeans(x, n_seen + number.n, read.values, seed=seed, n_starts=n_starts, progress=progress)
+    try:
+        found = kmeans(x, n_seen + number.n, read.values, seed=seed, n_starts=n_starts, progress=progress)
+    except TooManyClusters as error:
+        n = error.n_distinct
+        raise ValueError(
+            f"n_novel={number.n}, but the unlabelled items are only {n} different ones; give less"
+        ) from error
     return _described(x, found, read, number, points)
 
 
@@ -232,27 +256,34 @@ def _described(x: np.ndarray, found: Clustering, labels: Labels, number: ClassNu
     sizes = np.bincount(found.assignment, minlength=len(found.centres))
     order = np.append(np.arange(n_seen), n_seen + np.argsort(-sizes[n_seen:], kind="stable"))
     assignment, centres, sizes = np.argsort(order)[found.assignment], found.centres[order], sizes[order]
-    distance, confidence, far = np.empty((3, len(x)), np.float32)
+    nearest = np.empty(len(x), np.int64)
+    distance, confidence = np.empty((2, len(x)), np.float32)
     for rows, distances in _in_blocks(x, centres):
+        nearest[rows] = distances.argmin(axis=1)
         own = np.arange(len(distances)), assignment[rows]
         distance[rows] = distances[own]
         distances[own] = np.inf
         confidence[rows] = 1 - np.square(distance[rows] / np.maximum(distances.min(axis=1), TINY))
-    spreads = np.sqrt(np.bincount(assignment, np.square(distance, dtype=np.float64)) / sizes)
-    spreads = np.maximum(spreads, spreads.mean() / 4 + TINY).astype(np.float32)  # a single item has none of its own
+    # An item pulls its own centre towards itself: without it, it would be n / (n - 1) times as far away.
+    outside = (sizes / np.maximum(sizes - 1, 1))[assignment] * distance
+    spreads = np.sqrt(np.bincount(assignment, np.square(outside)) / sizes)
+    spreads = np.maximum(spreads, np.sqrt(np.mean(np.square(outside))) / 4 + TINY).astype(np.float32)
+    far = np.empty(len(x))
     for rows, distances in _in_blocks(x, centres):
+        distances[np.arange(len(distances)), assignment[rows]] = outside[rows]
         far[rows] = (distances / spreads).min(axis=1)
     return Discovery(
         names=_names(labels.classes, number.n),
         n_seen=n_seen,
         n_novel_interval=(number.low, number.high),
         assignment=assignment,
+        nearest=nearest,
         distance=distance.copy(),
         confidence=np.where(labels.is_labelled, np.float32(1), confidence.clip(0, 1)),
         is_labelled=labels.is_labelled,
         centres=centres,
         spreads=spreads,
-        reach=float(np.quantile(far, FAR)),
+        reach=max(float(np.quantile(far, FAR)), LEAST_REACH),
         points=points,
     )
 
@@ -300,9 +331,14 @@ def _in_blocks(x: np.ndarray, centres: np.ndarray) -> Iterator[tuple[slice, np.n
 
 
 def _distances(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Distances (n, K) float32; measured from the mean of the centres, so that few digits are lost."""
-    middle = centres.mean(axis=0)
-    a, b = np.asarray(x, np.float32) - middle, centres - middle
+    """Distances (n, K) float64; measured from the mean of the centres, so that hardly a digit is lost."""
+    middle = centres.mean(axis=0, dtype=np.float64)
+    a, b = x - middle, centres - middle
     squares = np.square(a).sum(axis=1)[:, None] - 2 * a @ b.T + np.square(b).sum(axis=1)
     found: np.ndarray = np.sqrt(np.maximum(squares, 0))
     return found
+
+
+def _as_float32(x: np.ndarray) -> np.ndarray:
+    """What k-means sees of float64, so that nobody counts items that are equal to it."""
+    return x.astype(np.float32) if x.dtype == np.float64 else x

@@ -155,7 +155,8 @@ class _Page:
         )
         confidence = (
             "Confidence is 0 for an item half-way between two clusters and near 1 for one far from all others; means "
-            "are of unlabelled items."
+            "are of unlabelled items. Purity is the share of the commonest label among the labelled items that are "
+            "nearest to a cluster's centre, wherever their label puts them."
         )
         below = f"Paths are below {self.thumbnails.folder}/" if self.thumbnails.folder else ""
         lines = "".join(f"<p>{escape(line)}</p>\n" for line in (counts, confidence, below) if line)
@@ -197,7 +198,7 @@ class _Page:
         facts = {"items": f"{len(rows):,}"}
         if k < found.n_seen:
             facts["labelled"] = f"{is_labelled.sum():,}"
-        labels = self.entries["label"].take(rows).drop_null().to_numpy()
+        labels = self.entries["label"].take(np.flatnonzero(found.nearest == k)).drop_null().to_numpy()
         if len(labels):
             facts["purity"] = _purity(labels, str(found.names[k]))
         if not is_labelled.all():

@@ -31,10 +31,17 @@ class Points:
 
     @classmethod
     def fit(cls, z: np.ndarray, features: np.ndarray | None, labels: Labels, seed: int) -> Self:
-        """Give both the same weight: the embeddings get a mean square length of one."""
+        """Give both the same weight: the embeddings get a mean square length of one.
+
+        Features that are the same for all items, or items without labels, leave the embeddings alone.
+        """
+        alone = cls(1.0, np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
         if features is None or not labels.is_labelled.any():
-            return cls(1.0, np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
-        first = fit_feature_map(_chunks(features), FEATURES)
+            return alone
+        try:
+            first = fit_feature_map(_chunks(features), FEATURES)
+        except ValueError:
+            return alone
         rng = np.random.default_rng(seed)
         labelled = np.sort(labels.labelled_rows(MOST_ITEMS, rng))
         some = np.sort(rng.choice(len(features), min(MOST_ITEMS, len(features)), replace=False))
@@ -52,14 +59,14 @@ class Points:
 
     def of(self, z: Array, features: Array | None) -> np.ndarray:
         """The points of items, (n, D) or (n, D + d) float32."""
-        x = read_points(z)
+        x = read_points(z, "z")
         if not self.has_features:
             return x
         if features is None:
             raise ValueError(
                 f"the clusters were found with features beside the embeddings; give {len(self.mean)} of each item"
             )
-        given = read_points(features)
+        given = read_points(features, "features")
         if given.shape != (len(x), len(self.mean)):
             raise ValueError(
                 f"features have shape {given.shape}; give {(len(x), len(self.mean))}, as when it was found"
@@ -67,11 +74,13 @@ class Points:
         found = np.empty((len(x), x.shape[1] + self.matrix.shape[1]), np.float32)
         found[:, : x.shape[1]] = x / self.scale
         mean, matrix = torch.from_numpy(self.mean), torch.from_numpy(self.matrix)
-        weighed = [unit_rows((unit_rows(rows) - mean) @ matrix) for rows in _chunks(given)]
-        found[:, x.shape[1] :] = torch.cat(weighed).numpy()
+        start = 0
+        for rows in _chunks(given):
+            found[start : start + len(rows), x.shape[1] :] = unit_rows((unit_rows(rows) - mean) @ matrix).numpy()
+            start += len(rows)
         return found
 
 
 def _chunks(features: np.ndarray) -> Iterator[Tensor]:
     for start in range(0, len(features), ROWS):
-        yield torch.from_numpy(np.ascontiguousarray(features[start : start + ROWS], np.float32))
+        yield torch.from_numpy(np.array(features[start : start + ROWS], np.float32))  # a copy: it may be read-only

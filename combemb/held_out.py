@@ -8,6 +8,7 @@ from combemb.progress import tracked
 
 FEATURES = 256
 FOLDS, ROUNDS = 5, 3
+LEAST = 3  # labelled items of a class that takes part
 SHRINKAGE = 0.1  # of the covariance within classes towards a multiple of the identity
 TESTED = 0.2  # of the labelled items of a class that a fold's model does not see
 BINS = 20
@@ -25,24 +26,27 @@ def held_out(features: np.ndarray, labels: np.ndarray, seed: int = 0, progress: 
     them the most likely. That tells how many unlabelled items a known class has, and what is left over is novel:
     classes of the same size on average, by assumption.
     """
-    x = _mapped(features)
-    C = int(labels.max()) + 1
-    if C < FOLDS or np.bincount(labels[labels >= 0]).min() < 2:
+    n_each = np.bincount(labels[labels >= 0])
+    counted = np.flatnonzero(n_each >= LEAST)  # classes with fewer labels take no part
+    C, n_labelled, n_unlabelled = len(counted), int(n_each[counted].sum()), int((labels < 0).sum())
+    x = _mapped(features) if C >= FOLDS else None
+    if x is None:
         return np.empty(0)
     rng = np.random.default_rng(seed)
-    n_unlabelled, n_labelled = int((labels < 0).sum()), int((labels >= 0).sum())
     found = []
     for fold in tracked(range(FOLDS * ROUNDS), "holding classes out", FOLDS * ROUNDS, progress):
         if fold % FOLDS == 0:
             group = rng.permutation(C) % FOLDS
-        known = np.flatnonzero(group != fold % FOLDS)
-        for share in _known_shares(x, labels, known, rng):
-            per_class = share * n_unlabelled / len(known)  # unlabelled items of a seen class
-            found.append((n_unlabelled - C * per_class) / (n_labelled / C + per_class))
+        is_known = group != fold % FOLDS
+        for share in _known_shares(x, labels, counted[is_known], counted[~is_known], rng):
+            per_class = share * n_unlabelled / is_known.sum()  # unlabelled items of a seen class
+            found.append((n_unlabelled - len(n_each) * per_class) / (n_labelled / C + per_class))
     return np.array(found)
 
 
-def _known_shares(x: np.ndarray, labels: np.ndarray, known: np.ndarray, rng: np.random.Generator) -> list[float]:
+def _known_shares(
+    x: np.ndarray, labels: np.ndarray, known: np.ndarray, unknown: np.ndarray, rng: np.random.Generator
+) -> list[float]:
     """The share of the unlabelled items that is of the known classes, by each of the two numbers."""
     rows = np.flatnonzero(np.isin(labels, known))
     place = rng.permutation(len(rows))
@@ -52,8 +56,7 @@ def _known_shares(x: np.ndarray, labels: np.ndarray, known: np.ndarray, rng: np.
     is_tested = np.empty(len(rows), bool)
     is_tested[order] = rank < np.maximum(1, np.round(TESTED * sizes)).repeat(sizes)
     fits = _fits(x[rows[~is_tested]], np.searchsorted(known, labels[rows[~is_tested]]), x)
-    is_held_out = (labels >= 0) & ~np.isin(labels, known)
-    return [_mixed(fit[rows[is_tested]], fit[is_held_out], fit[labels < 0]) for fit in fits]
+    return [_mixed(fit[rows[is_tested]], fit[np.isin(labels, unknown)], fit[labels < 0]) for fit in fits]
 
 
 def _fits(x: np.ndarray, classes: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +65,8 @@ def _fits(x: np.ndarray, classes: np.ndarray, items: np.ndarray) -> tuple[np.nda
     means = np.stack([x[classes == c].mean(axis=0) for c in range(n_classes)])
     rest = x - means[classes]
     covariance = rest.T @ rest / len(x)
-    covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / len(covariance) * np.eye(x.shape[1])
+    scale = np.trace(covariance) / len(covariance) + 1e-6 * x.var()
+    covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * scale * np.eye(x.shape[1])
     whiten = np.linalg.inv(np.linalg.cholesky(covariance)).T
     y, centres = items @ whiten, means @ whiten
     distances = np.square(y).sum(axis=1)[:, None] - 2 * y @ centres.T + np.square(centres).sum(axis=1)  # squared
@@ -84,9 +88,13 @@ def _mixed(known: np.ndarray, unknown: np.ndarray, unlabelled: np.ndarray) -> fl
     return share
 
 
-def _mapped(features: np.ndarray) -> np.ndarray:
-    """Standardised principal components, as the heads of deep methods see them."""
-    x = torch.from_numpy(np.ascontiguousarray(features, np.float32))
+def _mapped(features: np.ndarray) -> np.ndarray | None:
+    """Standardised principal components, as the heads of deep methods see them; None if all items look the same."""
+    x = torch.from_numpy(np.array(features, np.float32))  # a copy: it may be read-only
+    try:
+        feature_map = fit_feature_map([x], FEATURES)
+    except ValueError:
+        return None
     with torch.no_grad():
-        mapped: np.ndarray = fit_feature_map([x], FEATURES)(x).double().numpy()
+        mapped: np.ndarray = feature_map(x).double().numpy()
     return mapped

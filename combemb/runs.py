@@ -14,7 +14,9 @@ from combemb.files import write_atomically, write_json
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CHECKPOINT, LOG = "run.json", "weights.safetensors", "checkpoint.safetensors", "metrics.jsonl"
-DIAGNOSIS, CURVES, BROKEN, DISCOVERY = "diagnosis.json", "training.png", "broken.csv", "discovery.safetensors"
+DIAGNOSIS, CURVES, BROKEN = "diagnosis.json", "training.png", "broken.csv"
+DISCOVERY, TABLE, TEXT = "discovery.safetensors", "discovery.parquet", "discovery.csv"
+PAGE, MAP = "discovery.html", "discovery-map.png"
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
@@ -43,7 +45,8 @@ class Run:
     def start(self, config: dict[str, Any]) -> None:
         """Begin anew: remove the files of an earlier run and store the configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, BROKEN, DISCOVERY, CONFIG):
+        discovered = (DISCOVERY, TABLE, TEXT, PAGE, MAP)
+        for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, BROKEN, *discovered, CONFIG):
             (self.folder / name).unlink(missing_ok=True)
             for leftover in self.folder.glob(f".{name}.*"):  # of a process that was killed while it wrote
                 leftover.unlink()

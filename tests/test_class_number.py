@@ -43,7 +43,7 @@ def test_where_nothing_is_novel_none_is_found(estimator):
 @pytest.mark.parametrize("estimator", list(ESTIMATORS))
 def test_where_all_is_labelled_there_is_none(estimator):
     given = blobs(3, 0)
-    assert estimate_n_novel(Pile(given.x, given.targets), estimator) == ClassNumber(0, 0, 0)
+    assert estimate_n_novel(Pile(given.x, given.targets, binary_codebook(12)), estimator) == ClassNumber(0, 0, 0)
 
 
 def test_without_labels_the_silhouette_decides():
@@ -85,10 +85,39 @@ def test_of_a_large_pile_some_items_are_looked_at_and_every_class():
     assert set(some.labels.tolist()) == set(range(-1, 300))
 
 
-def test_permuting_what_is_hidden_changes_nothing():
-    """Estimators get labels alone, so two piles that differ in their hidden classes only are one pile."""
-    given = blobs(4, 3)
-    shuffled = np.where(given.labels < 0, np.random.default_rng(0).permutation(given.targets), given.labels)
-    seen = np.where(given.labels >= 0, shuffled, -1)
-    assert np.array_equal(seen, given.labels)
-    assert estimate_n_novel(pile_of(given)) == estimate_n_novel(Pile(given.x, seen, binary_codebook(12)))
+@pytest.mark.parametrize("n_novel", [3, 10])
+@pytest.mark.parametrize("n_labels", [1, 2, 3])
+def test_few_labels_per_class_are_enough_where_classes_are_apart(n_labels, n_novel):
+    given = blobs(20, n_novel, n_each=30, spread=0.02, D=24)
+    labels = np.where(np.arange(len(given.x)) % 30 < n_labels, given.labels, -1)
+    found = estimate_n_novel(Pile(given.x, labels))
+    assert abs(found.n - n_novel) <= 2
+
+
+def test_a_class_with_a_single_label_does_not_spoil_the_others():
+    given = blobs(24, 8, n_each=60, spread=0.35)
+    rows = np.flatnonzero(given.labels == 5)
+    labels = given.labels.copy()
+    labels[rows[1:]] = -1
+    assert abs(estimate_n_novel(Pile(given.x, labels)).n - 8) <= 5
+
+
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
+@pytest.mark.parametrize("is_labelled", [True, False])
+def test_items_that_differ_below_float32_are_equal(estimator, is_labelled):
+    """K-means works in float32, where these are three distinct items."""
+    rng = np.random.default_rng(0)
+    x = 1 + np.repeat(np.eye(3), 20, axis=0) + 1e-12 * rng.random((60, 3))
+    labels = np.where(is_labelled & (np.arange(60) < 10), 0, -1)
+    found = estimate_n_novel(Pile(x, labels, binary_codebook(3)), estimator)
+    assert 0 <= found.n <= 3
+
+
+@pytest.mark.parametrize("n_seen", [3, 8])
+def test_one_feature_is_enough(n_seen):
+    x = np.repeat(np.arange(n_seen + 2.0), 20)[:, None] + np.random.default_rng(0).normal(
+        0, 0.01, (20 * (n_seen + 2), 1)
+    )
+    labels = np.where(np.arange(len(x)) % 20 < 10, np.arange(len(x)) // 20, -1)
+    labels[labels >= n_seen] = -1
+    assert estimate_n_novel(Pile(x.astype(np.float32), labels)).n == 2

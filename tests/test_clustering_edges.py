@@ -95,7 +95,8 @@ ONE_CLASS = np.repeat([0, -1], 150)
     [
         ({"x": with_nan()}, "1 of 300 rows of x hold NaN or infinity, the first is row 7"),
         ({"x": cloud()[:, None]}, r"x has shape \(300, 1, 5\); clustering takes \(N, D\)"),
-        ({"x": cloud() * 1e16}, "squares leave the range of float32; scale it down"),
+        ({"x": cloud() * 1e16}, r"x reaches 3.8\d*e\+16, whose square leaves the range of float32; scale it"),
+        ({"x": cloud() * 1e-16}, "whose square leaves the range of float32; scale it"),
         ({"n_clusters": 0}, "n_clusters=0 for 0 labelled classes"),
         ({"n_clusters": 301}, "only 300 distinct ones; give n_clusters of at most 300"),
         ({"n_clusters": 152, "labels": ONE_CLASS}, "152 asks for 151 new clusters, .* only 150 .* at most 151"),

@@ -41,7 +41,7 @@ def test_labelled_items_never_move(spread, n_novel):
     is_labelled = labels != None  # noqa: E711 - of each element
     assert np.array_equal(found.clusters[is_labelled], labels[is_labelled])
     assert (found.confidence[is_labelled] == 1).all()
-    assert set(found.sizes.values()) > {0} or min(found.sizes.values()) > 0
+    assert min(found.sizes.values()) > 0
 
 
 def test_novel_classes_come_by_size_and_none_is_empty():
@@ -244,10 +244,10 @@ def test_one_item_and_equal_items():
         ({"labels": [0, 1]}, "there are 2 labels for 100 items"),
         ({"labels": np.zeros((100, 3)) - 1}, "discovery takes one label per item"),
         ({"estimator": "magic"}, "estimator='magic' is unknown; choose one of sizes, codes, gcd, dtc"),
-        ({"estimator": "codes"}, "give the codebook, or choose estimator='sizes'"),
+        ({"estimator": "codes"}, "there is no codebook; choose estimator='sizes'"),
         ({"features": np.zeros((3, 2))}, "there are 3 features for 100 embeddings"),
         ({"embeddings": np.full((100, 12), np.nan)}, "hold NaN or infinity"),
-        ({"embeddings": np.zeros((100, 3, 12))}, r"x has shape \(100, 3, 12\)"),
+        ({"embeddings": np.zeros((100, 3, 12))}, r"embeddings has shape \(100, 3, 12\)"),
         ({"features": np.full((100, 2), np.inf)}, "hold NaN or infinity"),
     ],
 )
@@ -257,6 +257,46 @@ def test_what_makes_no_sense_is_refused(change, message):
     arguments = {"embeddings": given.x[keep], "labels": given.labels[keep], **change}
     with pytest.raises(ValueError, match=message):
         discover(**arguments)
+
+
+def test_more_novel_classes_than_different_items_are_refused():
+    with pytest.raises(ValueError, match="n_novel=2, but the unlabelled items are only 1 different ones; give less"):
+        discover(np.ones((6, 2)), [0, 0, -1, -1, -1, -1], 2)
+
+
+@pytest.mark.parametrize("n_each", [3, 10, 30])
+def test_new_items_of_small_classes_are_rarely_neither(n_each):
+    """Items pull their centre towards themselves, new ones do not."""
+    rng = np.random.default_rng(0)
+    centres = np.repeat(np.eye(8, 200, dtype=np.float32), n_each, axis=0)
+    z, new = (centres + 0.05 * rng.normal(size=centres.shape).astype(np.float32) for _ in range(2))
+    labels = np.where(np.arange(len(z)) % n_each < n_each // 2, np.arange(len(z)) // n_each, -1)
+    found = discover(z, np.where(labels < 6, labels, -1), 2)
+    assert (found.predict(new) == found.neither).mean() < 0.1
+    assert (found.predict(rng.normal(size=z.shape)) == found.neither).all()
+
+
+def test_distances_keep_their_digits_where_classes_are_small_and_far_apart():
+    rng = np.random.default_rng(0)
+    z = np.repeat(np.eye(3, 8), 50, axis=0) + 1e-4 * rng.normal(size=(150, 8))
+    found = discover(z, np.where(np.arange(150) < 10, 0, -1), 2)
+    own = found.centres.astype(np.float64)[found.assignment]
+    assert np.allclose(found.distance, np.linalg.norm(z.astype(np.float32) - own, axis=1), rtol=1e-3)
+
+
+def test_nearest_says_where_a_labelled_item_would_have_gone():
+    x = np.array([[0.0], [0.2], [5.0], [5.2], [0.1], [5.1]], np.float32)
+    found = discover(x, [0, 1, 1, 1, -1, -1], 0)
+    assert found.clusters.tolist() == [0, 1, 1, 1, 0, 1]
+    assert found.nearest.tolist() == [0, 0, 1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (6, 3)])
+def test_features_that_say_nothing_leave_the_embeddings_alone(shape):
+    x = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2]], np.float32)
+    found = discover(x, [0, -1, -1, -1, -1, -1], 1, features=np.ones(shape))
+    assert found.clusters.tolist() == [0, 0, 0, "novel-1", "novel-1", "novel-1"]
+    assert found.predict(x).tolist() == found.clusters.tolist()
 
 
 def test_no_cluster_at_all_is_refused():

@@ -109,6 +109,15 @@ def test_purity_is_the_share_of_the_commonest_label(tmp_path: Path):
     assert "purity" not in page.facts("cluster-2")
 
 
+def test_purity_counts_labelled_items_where_they_lie(tmp_path: Path):
+    _, found = found_in(["ant", "bee"], 1)
+    bee = np.flatnonzero(found.is_labelled & (found.assignment == 1))[0]
+    found = replace(found, nearest=np.where(np.arange(len(found)) == bee, 0, found.nearest))
+    page = written(tmp_path / "page.html", found, plain(found))
+    assert "purity75%mean" in page.facts("cluster-0")  # three ants and that bee
+    assert "purity100%mean" in page.facts("cluster-1")
+
+
 @pytest.mark.parametrize("per_class", [6, 30])
 def test_strips_show_the_nearest_items_and_unlabelled_ones_on_the_border(tmp_path: Path, per_class: int):
     _, found = found_in(["ant", "bee"], 1, per_class)

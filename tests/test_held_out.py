@@ -25,13 +25,24 @@ def test_the_share_of_a_mixture(share):
     assert abs(_mixed(known, unknown, mixture) - share) < 0.05
 
 
-def test_too_few_labels_give_no_estimate():
-    given = blobs(4, 2)  # less than five classes
+def test_too_few_classes_give_no_estimate():
+    given = blobs(4, 2)
     assert len(held_out(given.x, given.labels)) == 0
+
+
+@pytest.mark.parametrize("n_labels", [1, 2])
+def test_classes_with_too_few_labels_take_no_part(n_labels):
+    given = blobs(20, 6, n_each=60, spread=0.3)
+    labels = given.labels.copy()
+    labels[np.flatnonzero(given.labels == 3)[n_labels:]] = -1
+    estimates = held_out(given.x, labels)
+    assert len(estimates) == 30
+    assert abs(estimates.mean() - 6) <= 3
+
+
+def test_items_that_all_look_the_same_give_no_estimate():
     given = blobs(8, 2)
-    labels = np.where(given.labels == 3, -1, given.labels)
-    labels[np.flatnonzero(given.targets == 3)[0]] = 3  # a single one
-    assert len(held_out(given.x, labels)) == 0
+    assert len(held_out(np.ones((len(given.x), 4)), given.labels)) == 0
 
 
 def test_the_seed_decides():

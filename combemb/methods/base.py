@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from combemb import processes
 from combemb._version import __version__
+from combemb.class_number import check_estimator
 from combemb.codes import Codebook
 from combemb.data.embeddings import check_finite
 from combemb.data.items import ArrayItems, Items, chunks
@@ -117,6 +119,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
             if run and is_resumed and run.is_complete():
                 self.classes_, self.broken_, self.log_ = read.classes, given.broken, run.log()
                 self.restore(run.weights())
+                self._load_discovery(run)
                 return self
             self._begin(given.items, read, progress)
             processes.wait_for_all()
@@ -173,14 +176,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
     def _embedded(self, x: Any, progress: bool | None) -> Iterator[Tensor]:
         """The embeddings some rows at a time."""
         self._require_fitted()
-        given = x if isinstance(x, Given) else self.read(x, progress=progress)
-        items = given.items
-        if given.broken and given is not x:
-            name, reason = next(iter(given.broken.items()))
-            raise ValueError(
-                f"{len(given.broken)} images cannot be read, such as {name}: {reason}; leave them out, or embed what "
-                "`read` gives: the rows are then those of its ids"
-            )
+        items = self._readable(x, progress).items
         require(
             isinstance(items, ArrayItems) != self._takes_pixels,
             "this model was fitted on images with finetune='all'; give it images",
@@ -194,6 +190,17 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
                 z = self._embed(chunk).cpu()
             yield z
 
+    def _readable(self, x: Any, progress: bool | None) -> Given:
+        """What was read already, or can be read whole: ValueError if an image would have no row."""
+        given = x if isinstance(x, Given) else self.read(x, progress=progress)
+        if given.broken and given is not x:
+            name, reason = next(iter(given.broken.items()))
+            raise ValueError(
+                f"{len(given.broken)} images cannot be read, such as {name}: {reason}; leave them out, or embed what "
+                "`read` gives: the rows are then those of its ids"
+            )
+        return given
+
     def encode(self, x: Any, *, progress: bool | None = None) -> Tensor:
         """Codes (N, M) uint8 of the clean view of every item."""
         return torch.cat([self.codebook.encode(z) for z in self._embedded(x, progress)])
@@ -205,42 +212,53 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         n_novel: int | None = None,
         *,
         estimator: str = "sizes",
+        z: Tensor | None = None,
         progress: bool | None = None,
     ) -> Discovery:
         """Put every item of x into a seen class or a novel one, and say how many novel ones there are.
 
-        x: best the items of the fit, in any form that `fit` takes, or what `read` made of it; labels left out, those
-        that lie beside x are taken. n_novel and estimator: see `combemb.discover`. The result is kept as `discovery_`,
-        for `predict` and `novelty`.
+        x: best the items of the fit, in any form that `fit` takes, without a part to test on; or what `read` made of
+        them. labels left out, those that lie beside x are taken. n_novel and estimator: see `combemb.discover`. z: what
+        `embed` gave for x, if it is known. The result is kept as `discovery_`, for `predict` and `novelty`.
         """
         self._require_fitted()
-        given = x if isinstance(x, Given) else self.read(x, progress=progress)
-        items = given.items
-        if labels is not None and given.rows is not None and given is not x:  # one for each image, broken or not
-            read = read_labels(labels, len(labels)).take(given.rows)
-            labels = read.names(read.values)
+        codebook = self.codebook if self.task != "discovery" else None
+        check_estimator(estimator, codebook)
+        given, values = self._labelled(x, labels, progress)
         self.discovery_ = discover(
-            self.embed(given, progress=progress),
-            given.labels if labels is None else labels,
+            self.embed(given, progress=progress) if z is None else z,
+            values,
             n_novel,
             estimator=estimator,
-            codebook=self.codebook if self.task != "discovery" else None,
-            features=_features(items),
+            codebook=codebook,
+            features=_features(given.items),
             seed=self.seed,
             progress=progress,
         )
         return self.discovery_
 
+    def _labelled(self, x: Any, labels: Any, progress: bool | None) -> tuple[Given, Any]:
+        """Items to discover classes in, and a label of each; of images those to train on that can be read."""
+        images = None if isinstance(x, Given) else as_images(x)
+        if images is None:
+            given = x if isinstance(x, Given) else as_embeddings(x)
+            return given, given.labels if labels is None else labels
+        read = _labels(images.labels if labels is None else labels, len(images))
+        if images.is_test is not None:
+            train = np.flatnonzero(~images.is_test)
+            images, read = images.take(train), read.take(train)
+        given = self.read(images, progress=progress)
+        read = read if given.rows is None else read.take(given.rows)
+        return given, read.names(read.values)
+
     def predict(self, x: Any, *, progress: bool | None = None) -> np.ndarray:
         """The seen class or the novel cluster of `discovery_` of each item, or "neither"; see `Discovery.predict`."""
-        found = self._found()
-        given = x if isinstance(x, Given) else self.read(x, progress=progress)
+        found, given = self._found(), self._readable(x, progress)
         return found.predict(self.embed(given, progress=progress), _features(given.items))
 
     def novelty(self, x: Any, *, progress: bool | None = None) -> np.ndarray:
         """How much each item seems to belong to no seen class, (n,), larger = more; see `Discovery.novelty`."""
-        found = self._found()
-        given = x if isinstance(x, Given) else self.read(x, progress=progress)
+        found, given = self._found(), self._readable(x, progress)
         return found.novelty(self.embed(given, progress=progress), _features(given.items))
 
     def _found(self) -> Discovery:
@@ -287,9 +305,16 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
             method.restore(run.weights())
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"{folder} is damaged, its weights do not fit: {error}; fit again") from error
-        if run.discovery.exists():
-            method.discovery_ = Discovery.load(run.discovery)
+        method._load_discovery(run)
         return method
+
+    def _load_discovery(self, run: Run) -> None:
+        """What was discovered in the folder of a run, if anything; a damaged file costs that, not the run."""
+        if run.discovery.exists():
+            try:
+                self.discovery_ = Discovery.load(run.discovery)
+            except ValueError as error:
+                warnings.warn(str(error), stacklevel=4)
 
     @classmethod
     def _name(cls) -> str:
