@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from combemb import methods, processes
-from combemb.discovery import NothingToDiscover
+from combemb import methods, processes, runs
+from combemb.discovery import Note
 from combemb.files import write_atomically
 from combemb.methods.base import Method
 from combemb.training import Diverged
@@ -231,10 +231,10 @@ def discover(
             )
         discover_command.write_tables(result)
         tell_broken(result.broken, "which are in no cluster")
-        written = [discover_command.TABLE, discover_command.TEXT]
+        written = [runs.TABLE, runs.TEXT]
         if page:
             discover_command.write_pictures(result, progress=not quiet)
-            written += [discover_command.PAGE, discover_command.MAP]
+            written += [runs.PAGE, runs.MAP]
         else:
             discover_command.remove_pictures(run)
         if not quiet:
@@ -377,7 +377,7 @@ def notes_shown(quiet: bool) -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         yield
     for warning in caught:
-        if issubclass(warning.category, NothingToDiscover) and not quiet:
+        if issubclass(warning.category, Note) and not quiet:
             err.print(f"[bold yellow]note:[/] {escape(str(warning.message))}", soft_wrap=True)
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import unicodedata
+import warnings
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +20,29 @@ from rich.markup import escape
 from rich.table import Table
 
 from combemb import methods
+from combemb.class_number import check_estimator
 from combemb.collection import listed, source_of
 from combemb.data.images import Images
 from combemb.data.labels import read_labels
-from combemb.discovery import Discovery
+from combemb.discovery import Discovery, Note
 from combemb.files import write_atomically
 from combemb.methods.images import Given
 from combemb.progress import Display
-from combemb.runs import Run
+from combemb.runs import MAP, PAGE, TABLE, TEXT, Run
 
-TABLE, TEXT, PAGE, MAP = "discovery.parquet", "discovery.csv", "discovery.html", "discovery-map.png"
+OTHER_LABELS = (
+    "the run was fitted with other labels than those that lie beside its data now; if that is not meant, give --labels"
+)
 SHOWN = 40  # clusters on the terminal, at most
 UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]')  # in the name of a folder, on one system or another
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # names of devices, on Windows
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # what would move the cursor or change colours
+MOST_BYTES_OF_A_NAME = 255
 MOST_BYTES = 120  # of a folder's name; every file system takes that
+
+
+class OtherLabels(Note):
+    """Labels that are not those of the fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +81,18 @@ def discover_in(
     if to_folders:
         check_folders(to_folders, place, files)
     is_text = _are_texts(items.labels if labels is None else labels)
+    check_estimator(estimator, model.codebook if model.task != "discovery" else None)
     given: Given = model.read(items, progress=progress) if isinstance(items, Images) else items
     if given.rows is not None:
         entries = entries.take(given.rows)
         files = None if files is None else [files[row] for row in given.rows.tolist()]
-    found = model.discover(given, _labels(entries, is_text), n_novel, estimator=estimator, progress=progress)
+    known = _labels(entries, is_text)
+    if source is None and labels is None and not model.was_fitted_with(known, run):
+        warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
+    z = model.embed(given, progress=progress)
+    found = model.discover(given, known, n_novel, estimator=estimator, z=z, progress=progress)
     found.save(Run(run).discovery)
-    return Discovered(run, found, entries, files, model.embed(given, progress=progress).numpy(), given.broken)
+    return Discovered(run, found, entries, files, z.numpy(), given.broken)
 
 
 def _are_texts(labels: Any) -> bool:
@@ -192,7 +206,8 @@ class _FreeNames:
         key = _key(name)
         while _key(name) in self.numbers:
             self.numbers[key] += 1
-            name = f"{stem}-{self.numbers[key]}{suffix}"
+            ending = f"-{self.numbers[key]}{suffix}"
+            name = os.fsdecode(os.fsencode(stem)[: MOST_BYTES_OF_A_NAME - len(os.fsencode(ending))]) + ending
         self.numbers[_key(name)] = 1
         return name
 

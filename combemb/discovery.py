@@ -29,7 +29,11 @@ TINY = 1e-30  # instead of a distance of 0
 ROWS = 8_192  # items whose distances to all centres are held at a time
 
 
-class NothingToDiscover(UserWarning):
+class Note(UserWarning):
+    """What a user should know of a result that may not be what was meant."""
+
+
+class NothingToDiscover(Note):
     """The labels answer everything, or nothing: all items are labelled, or not one of them is."""
 
 

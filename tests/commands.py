@@ -31,7 +31,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def fitted(data: Path, run: Path) -> Path:
+def fitted(data: Path, run: Path, *options: object) -> Path:
     settings = ["--set=image_size=32", "--set=n_views=2"]  # more than one view, so that features stay in the cache
-    done("fit", data, "--out", run, "--method", "itq", "--bits", "12", "--quiet", *settings)
+    done("fit", data, "--out", run, "--method", "itq", "--bits", "12", "--quiet", *settings, *options)
     return run

@@ -261,6 +261,11 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         found, given = self._found(), self._readable(x, progress)
         return found.novelty(self.embed(given, progress=progress), _features(given.items))
 
+    def was_fitted_with(self, labels: Any, folder: str | Path) -> bool:
+        """Whether these are the labels of the fit that a run folder holds; True if that is not known."""
+        known = Run(folder).config().get("data", {}).get("labels")
+        return known is None or known == _digest(read_labels(labels, len(labels)).values)
+
     def _found(self) -> Discovery:
         require(hasattr(self, "discovery_"), "nothing was discovered yet; call discover(x, labels) first")
         return self.discovery_

@@ -3,33 +3,23 @@
 import os
 import re
 import shutil
+import unicodedata
 from collections import Counter
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
+from combemb.discover_command import _FreeNames
 from tests.blobs import blobs
 from tests.commands import done, files, fitted, refused
+from tests.discover.found import table
 from tests.pictures import IDS, LABELS, PIXELS, write_folder
 
-BROKEN = "cat/013.png"
-
-
-def table(run: Path) -> dict[str, list]:
-    return pq.read_table(run / "discovery.parquet").to_pydict()
-
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of pictures, one of which is cut short."""
-    return write_folder(tmp_path_factory.mktemp("photos") / "photos", broken=(BROKEN,))
-
-
-@pytest.fixture(scope="module")
-def photo_run(photos: Path) -> Path:
+def plain_photo_run(photos: Path) -> Path:
     """A run that was fitted on the pictures."""
     return fitted(photos, photos.parent / "run")
 
@@ -40,8 +30,8 @@ def placed(folder: Path) -> dict[str, list[Path]]:
     return {path.name: sorted(path.iterdir()) for path in sorted(folder.iterdir())}
 
 
-def test_clusters_become_folders_of_relative_links(photo_run, tmp_path: Path):
-    run = shutil.copytree(photo_run, tmp_path / "run")
+def test_clusters_become_folders_of_relative_links(plain_photo_run, tmp_path: Path):
+    run = shutil.copytree(plain_photo_run, tmp_path / "run")
     result = done("discover", run, "--no-page", "--n-novel", "2", "--to-folders", tmp_path / "a" / "sorted")
     assert result.stdout.endswith(f"71 images linked into {tmp_path / 'a' / 'sorted'}\n")
     rows = table(run)
@@ -55,20 +45,21 @@ def test_clusters_become_folders_of_relative_links(photo_run, tmp_path: Path):
         assert path.name == path.resolve().name
 
 
-def test_links_do_not_depend_on_the_working_folder(photo_run, photos: Path, tmp_path: Path, monkeypatch):
-    run = shutil.copytree(photo_run, tmp_path / "run")
-    (tmp_path / "there" / "sorted").mkdir(parents=True)  # an empty folder may be there
-    (tmp_path / "way").symlink_to(tmp_path / "there", target_is_directory=True)
+def test_links_do_not_depend_on_the_working_folder(plain_photo_run, photos: Path, tmp_path: Path, monkeypatch):
+    run = shutil.copytree(plain_photo_run, tmp_path / "run")
+    folder = tmp_path / "there" / "deep" / "sorted"
+    folder.mkdir(parents=True)  # an empty one may be there
+    (tmp_path / "way").symlink_to(folder.parent, target_is_directory=True)
     monkeypatch.chdir(photos.parent)
     target = os.path.relpath(tmp_path / "way" / "sorted")
     done("discover", run, "--no-page", "--n-novel", "1", "--images", "photos", "--to-folders", target)
     monkeypatch.chdir("/")
-    paths = chain(*placed(tmp_path / "there" / "sorted").values())
+    paths = chain(*placed(folder).values())
     assert sorted(str(path.resolve()) for path in paths) == sorted(table(run)["path"])
 
 
-def test_copies_are_files_of_their_own(photo_run, tmp_path: Path):
-    run = shutil.copytree(photo_run, tmp_path / "run")
+def test_copies_are_files_of_their_own(plain_photo_run, tmp_path: Path):
+    run = shutil.copytree(plain_photo_run, tmp_path / "run")
     result = done("discover", run, "--no-page", "--n-novel", "2", "--to-folders", tmp_path / "sorted", "--copy")
     assert result.stdout.endswith(f"71 images copied into {tmp_path / 'sorted'}\n")
     rows = table(run)
@@ -102,8 +93,8 @@ HOSTILE = ["a/b", "a\\b", "..", ".", "CON:", "con", "Nul.txt", "cat", "Cat", "CA
 HOSTILE += [300 * "ä", 299 * "ä", "novel-1", "~", "-rf", " x", "tab\there"]
 
 
-def test_class_names_become_safe_folders_that_differ(photo_run, tmp_path: Path):
-    run = shutil.copytree(photo_run, tmp_path / "run")
+def test_class_names_become_safe_folders_that_differ(plain_photo_run, tmp_path: Path):
+    run = shutil.copytree(plain_photo_run, tmp_path / "run")
     target = tmp_path / "in" / "sorted"
     labels = [HOSTILE[i] if i < len(HOSTILE) else None for i in range(len(IDS))]
     given = tmp_path / "labels.npy"
@@ -113,7 +104,7 @@ def test_class_names_become_safe_folders_that_differ(photo_run, tmp_path: Path):
     assert list((tmp_path / "in").iterdir()) == [target]
     found = placed(target)
     assert len(found) == len(set(table(run)["cluster"])) == len(set(HOSTILE) - {labels[13]}) + 1
-    assert len({name.casefold() for name in found}) == len(found)
+    assert len({unicodedata.normalize("NFC", name).casefold() for name in found}) == len(found)
     for name in found:
         assert not re.search(r'[\x00-\x1f/\\:*?"<>|]', name)
         assert name.strip(". ") == name
@@ -132,13 +123,13 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_computed(tmp_path: 
     assert f"{target} exists and is not an empty folder; choose another place for --to-folders" in message
 
 
-def test_folders_among_the_images_are_refused(photo_run, photos: Path):
-    before = files(photo_run)
+def test_folders_among_the_images_are_refused(plain_photo_run, photos: Path):
+    before = files(plain_photo_run)
     for target in (photos / "sorted", photos / ".." / "photos" / "ant" / "sorted"):
-        message = refused("discover", photo_run, "--to-folders", target)
+        message = refused("discover", plain_photo_run, "--to-folders", target)
         assert f"{target} lies among the images in {photos}" in message
         assert not target.exists()
-    assert files(photo_run) == before
+    assert files(plain_photo_run) == before
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "array of images"])
@@ -152,8 +143,8 @@ def test_items_that_are_no_image_files_are_refused_before_anything_is_written(tm
     assert files(run) == before
 
 
-def test_files_whose_names_are_no_text_are_linked(photo_run, tmp_path: Path):
-    run = shutil.copytree(photo_run, tmp_path / "run")
+def test_files_whose_names_are_no_text_are_linked(plain_photo_run, tmp_path: Path):
+    run = shutil.copytree(plain_photo_run, tmp_path / "run")
     try:
         odd = write_folder(tmp_path / "odd", [os.fsdecode(b"ant/\xff.png"), "ant/1.png", "unlabelled/2.png"])
     except OSError:
@@ -162,3 +153,13 @@ def test_files_whose_names_are_no_text_are_linked(photo_run, tmp_path: Path):
     assert f"{odd}/ant/\\xff.png" in table(run)["path"]
     paths = chain(*placed(tmp_path / "sorted").values())
     assert sorted(path.read_bytes() for path in paths) == sorted(path.read_bytes() for path in odd.rglob("*.png"))
+
+
+@pytest.mark.parametrize("letter", ["x", "ä"])
+def test_long_names_that_are_equal_get_numbers_that_fit(letter: str):
+    stem = letter * (251 // len(letter.encode()))
+    free = _FreeNames()
+    first, second, third = (free.take(stem, ".png") for _ in range(3))
+    assert first == f"{stem}.png"
+    assert len({first, second, third}) == 3
+    assert all(len(os.fsencode(name)) <= 255 and name.endswith(".png") for name in (second, third))
