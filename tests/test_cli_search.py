@@ -12,39 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from rich.console import Console
-from typer.testing import CliRunner
 
 from combemb import methods
-from combemb.cli import app
 from combemb.collection import Entry, Found, Hit
 from combemb.index import CodeIndex
 from combemb.methods.itq import ITQ
 from combemb.search_commands import print_results
+from tests.commands import done, refused
 from tests.pictures import IDS, LABELS, PIXELS, TARGETS, write_folder, write_manifest
 
 BROKEN = "cat/013.png"
 KEPT = [i for i, name in enumerate(IDS) if name != BROKEN]
 ITQ_SMALL = ("--method", "itq", "--bits", "16", "--set", "image_size=32")
-
-
-def call(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def done(*arguments: object):
-    result = call(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def refused(*arguments: object) -> str:
-    """The one line that bad input gets."""
-    result = call(*arguments)
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
 
 
 def found(run: Path, query: object, *options: object) -> list[dict]:
