@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from combemb import methods
-from combemb.discovery import Discovery, NothingToDiscover
+from combemb.discovery import Discovery, NothingToDiscover, discover
 from combemb.discovery_metrics import agreement
 from tests.contract.conftest import N_NOVEL, N_SEEN
 from tests.contract.quick import contents, small
@@ -17,7 +17,6 @@ from tests.pictures import IDS, LABELS, PIXELS, SEEN, TARGETS, write_folder, wri
 QUICK = {"image_size": 32, "n_views": 2}
 BROKEN = ("bee/007.png", "unlabelled/030.png")
 WHOLE = [row for row, name in enumerate(IDS) if name not in BROKEN]
-READ_ONLY = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +63,13 @@ def test_discover_returns_what_it_keeps_and_the_last_call_counts(plain_model, pl
     assert "novel-3" not in plain_model.predict(plain.x)
 
 
+@pytest.mark.parametrize("options", [{"estimator": "gcd"}, {"estimator": "dtc"}, {"n_novel": 3}], ids=str)
+def test_it_is_what_the_embeddings_and_the_clean_features_say(name, plain, options):
+    model = small(name, seed=3).fit(plain.x, plain.labels)
+    expected = discover(model.embed(plain.x), plain.labels, features=plain.x, seed=3, **options)
+    assert_same(model.discover(plain.x, plain.labels, **options), expected)
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -81,7 +87,6 @@ def test_a_refused_call_keeps_what_was_found(plain_model, plain, options, word):
     assert plain_model.discovery_ is found
 
 
-@READ_ONLY
 @pytest.mark.parametrize("form", ["names", "list", "gaps are NaN", "tensor", "beside the items"])
 def test_the_form_of_the_labels_changes_the_names_only(plain_model, plain, form, tmp_path):
     reference = plain_model.discover(plain.x, plain.labels, 2)
@@ -110,7 +115,6 @@ def test_only_the_clean_view_counts(discovered, toy):
         assert_same(discovered.discover(shaken, toy.labels), found)
 
 
-@READ_ONLY
 def test_what_is_hidden_behind_gaps_changes_nothing(plain_model, plain, tmp_path):
     """Neither the truth in the file of the embeddings nor that in the arrays that labels were made of."""
     found = []
@@ -314,7 +318,7 @@ def test_several_labels_per_image_are_refused(image_model, photos, tmp_path):
         image_model.discover(write_manifest(tmp_path / "photos.csv", photos, several))
 
 
-# Known faults
+# What is neither taken for granted nor guessed
 
 
 @pytest.mark.parametrize("n", [70, 71, 73, 80])
