@@ -1,10 +1,13 @@
 """The command line as tests call it."""
 
+import re
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from combemb.cli import app
+
+PROGRESS = re.compile(r"/s  \d+ s left$")
 
 
 def call(*arguments: object):
@@ -25,6 +28,11 @@ def refused(*arguments: object) -> str:
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     return result.stderr
+
+
+def told(result) -> str:
+    """What was printed beside the results, without the lines that a slow machine prints of its progress."""
+    return "".join(line for line in result.stderr.splitlines(keepends=True) if not PROGRESS.search(line))
 
 
 def files(folder: Path) -> dict[str, bytes]:

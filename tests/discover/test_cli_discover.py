@@ -17,7 +17,7 @@ from PIL import Image
 from pyarrow import csv
 
 from combemb import methods
-from tests.commands import done, files, fitted, refused
+from tests.commands import done, files, fitted, refused, told
 from tests.discover.found import BLOBS, BROKEN, KEPT, PICTURES, TABLES, N, table, write_labels
 from tests.pages import Page
 from tests.pictures import IDS, LABELS, SEEN
@@ -78,8 +78,8 @@ def test_images_are_listed_by_path_without_broken_ones(photo_run, photos: Path):
     labelled = [(name, LABELS[i]) for name, i in zip(rows["cluster"], KEPT, strict=True) if LABELS[i]]
     assert len(labelled) == 23
     assert all(cluster == label for cluster, label in labelled)
-    assert result.stderr.startswith(f"unreadable images, which are in no cluster: 1\n  {photos / BROKEN}: ")
-    assert result.stderr.count("\n") == 2
+    assert told(result).startswith(f"unreadable images, which are in no cluster: 1\n  {photos / BROKEN}: ")
+    assert told(result).count("\n") == 2
     assert len(Page(run / "discovery.html").thumbnails()) > 20
 
 
@@ -173,7 +173,7 @@ def test_the_summary_counts_items_and_clusters(item_run):
     for name, _, _, mean, *_ in cells:
         assert mean == f"{confidence[(clusters == name) & (BLOBS.labels < 0)].mean():.2f}"
     assert last == f"written to {run}: discovery.parquet, discovery.csv, discovery.html, discovery-map.png"
-    assert result.stderr == ""
+    assert told(result) == ""
 
 
 def test_many_clusters_are_counted_but_not_all_printed(own_run: Path):

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from combemb import methods
-from tests.commands import done, files, fitted, refused
+from tests.commands import done, files, fitted, refused, told
 from tests.discover.found import BLOBS, KEPT, NAMES, N, table, write_labels
 from tests.pages import Page
 from tests.pictures import IDS, LABELS, PIXELS, SEEN, write_folder, write_manifest
@@ -58,11 +58,11 @@ def test_without_labels_it_is_plain_clustering_and_says_so(tmp_path: Path):
     run = fitted(tmp_path / "items.npy", tmp_path / "run")
     result = done("discover", run)
     note = "note: no item is labelled, so that all clusters are novel: this is plain clustering\n"
-    assert result.stderr == note
+    assert told(result) == note
     rows = table(run)
     assert all(rows["is_novel"])
     assert len(set(zip(BLOBS.targets.tolist(), rows["cluster"], strict=True))) == len(set(rows["cluster"])) == 6
-    assert done("discover", run, "--n-novel", "3", "--no-page").stderr == note
+    assert told(done("discover", run, "--n-novel", "3", "--no-page")) == note
     assert set(table(run)["cluster"]) == {"novel-1", "novel-2", "novel-3"}
     assert "n_novel=0 and no labels leave no cluster" in refused("discover", run, "--n-novel", "0")
 
@@ -70,7 +70,7 @@ def test_without_labels_it_is_plain_clustering_and_says_so(tmp_path: Path):
 def test_where_all_is_labelled_nothing_is_left_to_discover(own_run: Path, tmp_path: Path):
     labels = write_labels(tmp_path / "labels.txt", np.array([*SEEN, "eel", "fox"])[BLOBS.targets])
     result = done("discover", own_run, "--labels", labels)
-    assert result.stderr == "note: all items are labelled, so that nothing is left to discover\n"
+    assert told(result) == "note: all items are labelled, so that nothing is left to discover\n"
     assert "6 seen classes and 0 novel ones; 0 items are of novel classes" in result.stdout
     rows = table(own_run)
     assert rows["cluster"] == labels.read_text().split()
@@ -86,7 +86,7 @@ def test_labels_that_are_not_those_of_the_fit_are_noticed(tmp_path: Path):
     run = fitted(everything, tmp_path / "run", "--labels", part)
     note = "note: the run was fitted with other labels than those that lie beside its data now"
     assert note in done("discover", run, "--no-page").stderr
-    assert done("discover", run, "--no-page", "--labels", part).stderr == ""
+    assert told(done("discover", run, "--no-page", "--labels", part)) == ""
     assert set(table(run)["cluster"]) == {*SEEN, "novel-1", "novel-2"}
 
 
