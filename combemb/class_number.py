@@ -221,9 +221,7 @@ def _by_sizes(pile: Pile, clusters: Clusterer, n_apart: int) -> ClassNumber:
 
     n_labelled, n_unlabelled = int((pile.labels >= 0).sum()), int((pile.labels < 0).sum())
     most = min(n_apart, max(MOST_PER_CLASS * C, MOST_CLUSTERS))
-    k = first = min(
-        most, -(-n_unlabelled * C // n_labelled)
-    )  # what all unlabelled items would be worth, none of them seen
+    k = first = min(most, -(-n_unlabelled * C // n_labelled))  # what all items would be worth, if none was seen
     while (n := int(worth(k) + 0.5)) < k:
         k = n
     if 0 < k == first < n_apart:  # seen clusters are little more than their labelled items, and no measure of size
