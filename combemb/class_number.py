@@ -6,8 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from sklearn.metrics import silhouette_score
+import scipy
 
 from combemb.clustering import kmeans, kmeans_of_codes
 from combemb.codes import Codebook
@@ -145,7 +144,8 @@ def by_accuracy(pile: Pile) -> ClassNumber:
             accuracy[n] = agreement(clusters, targets, novel).acc_joint.all
         return -accuracy[n]
 
-    minimize_scalar(loss, bounds=(0, pile.most_novel), method="bounded", options={"maxiter": TRIED, "xatol": 0.5})
+    options = {"maxiter": TRIED, "xatol": 0.5}
+    scipy.optimize.minimize_scalar(loss, bounds=(0, pile.most_novel), method="bounded", options=options)
     best = max(accuracy, key=lambda n: (accuracy[n], -n))
     error = np.sqrt(accuracy[best] * (1 - accuracy[best]) / len(targets))
     as_good = [n for n, a in accuracy.items() if a >= accuracy[best] - error]
@@ -250,6 +250,8 @@ def _best(quality: Callable[[int], float], least: int, most: int) -> int:
 
 def _silhouette(pile: Pile, clusters: Ints, rows: Ints) -> float:
     """Of some of these items; -1 where they are in one cluster, or each in its own."""
+    from sklearn.metrics import silhouette_score  # noqa: PLC0415 - would cost every start of a fit a second
+
     rng = np.random.default_rng(pile.seed)
     rows = rows if len(rows) <= MOST_COMPARED else rng.choice(rows, MOST_COMPARED, replace=False)
     n = len(np.unique(clusters[rows]))

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 import torch
-from scipy.sparse import csc_array
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -178,8 +178,8 @@ class _Items:
             sums = np.zeros((n_clusters, self.x.shape[1]))
             for chunk, x in chunks:
                 clusters = assignment[chunk] = clusters_of(chunk, x)
-                weights, places = self.weights[chunk].astype(np.float32), np.arange(len(x) + 1)
-                sums += csc_array((weights, clusters, places), (n_clusters, len(x))) @ x  # one item to a column
+                weights, columns = self.weights[chunk].astype(np.float32), np.arange(len(x) + 1)  # an item is a column
+                sums += scipy.sparse.csc_array((weights, clusters, columns), (n_clusters, len(x))) @ x
             return sums
 
         return assignment, sum(self.spread(work, n_columns=n_clusters), np.zeros((n_clusters, self.x.shape[1])))

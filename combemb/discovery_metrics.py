@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import linear_sum_assignment
 
 METRICS = ("acc_joint", "acc_split", "acc_paper", "nmi", "ari")
 NOISE = -1
@@ -129,7 +129,7 @@ def _n_right(table: np.ndarray, is_favoured: np.ndarray | bool = False) -> np.nd
     table (clusters, classes); is_favoured (classes,) bool. The matching has the most right items, and among such
     matchings the most right items of favoured classes; its weights are exact in float64 below 90 million items.
     """
-    rows, columns = linear_sum_assignment(table * (table.sum() + 1) + table * is_favoured, maximize=True)
+    rows, columns = scipy.optimize.linear_sum_assignment(table * (table.sum() + 1) + table * is_favoured, maximize=True)
     n_right = np.zeros(table.shape[1], dtype=np.int64)
     n_right[columns] = table[rows, columns]
     return n_right

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn import functional
 
 Partition = tuple[int, ...]
 
+MOST_STEPS = 300  # of k-means
 TRIES = 20  # draws of one set before k-means is taken to have no new partition left
 
 
@@ -81,8 +81,25 @@ def _draw_partition(points: np.ndarray, n_meta_classes: int, n_dims: int, rng: n
     points = points[:, rng.choice(points.shape[1], size=min(n_dims, points.shape[1]), replace=False)]
     if len(np.unique(points, axis=0)) < n_meta_classes:
         return (0,) * len(points)
-    kmeans = KMeans(n_meta_classes, init="random", n_init=1, random_state=int(rng.integers(2**31)))
-    return canonical(kmeans.fit_predict(points).tolist())
+    return canonical(kmeans(points, n_meta_classes, seed=int(rng.integers(2**31))).tolist())
+
+
+def kmeans(points: np.ndarray, n_clusters: int, seed: int) -> np.ndarray:
+    """The cluster (n,) of each of a few points (n, F), by Lloyd's steps from points drawn at random.
+
+    It draws what scikit-learn's KMeans would, whose import takes longer than all the sets do.
+    """
+    n = len(points)
+    points = points - points.mean(axis=0)
+    centres = points[np.random.RandomState(seed).choice(n, n_clusters, replace=False, p=np.full(n, 1 / n))]
+    clusters = np.full(n, -1)
+    for _ in range(MOST_STEPS):
+        before, clusters = clusters, (np.square(centres).sum(axis=1) - 2 * points @ centres.T).argmin(axis=1)
+        if np.array_equal(clusters, before):
+            break
+        for k in np.unique(clusters):
+            centres[k] = points[clusters == k].mean(axis=0)
+    return clusters
 
 
 def _new_partition(drawn: list[Partition], n_meta_classes: int, n_classes: int, rng: np.random.Generator) -> Partition:

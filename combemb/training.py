@@ -27,8 +27,11 @@ class Diverged(RuntimeError):
 class Trainable(Protocol):
     """What the loop needs of a method."""
 
-    tower_: nn.Module  # all that trains, and the buffers that belong to it
     warmup_share: float
+
+    @property
+    def tower_(self) -> nn.Module:
+        """All that trains, and the buffers that belong to it."""
 
     def n_epochs(self, steps_per_epoch: int) -> int:
         """How often to go through the data."""

@@ -47,6 +47,24 @@ def call(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+SLOW = ("faiss", "sklearn", "scipy.stats", "matplotlib", "plotly", "openTSNE", "transformers", "kornia")  # to import
+BEGUN = 3  # an exit code
+STARTED = f"""
+import sys
+from combemb.cli import app
+from combemb.methods import deep
+
+deep.train = lambda *_: sys.exit([name for name in {SLOW} if name in sys.modules] or {BEGUN})
+app()
+"""
+
+
+def test_training_begins_before_anything_is_imported_that_it_does_not_need(items: Path, tmp_path: Path):
+    command = [sys.executable, "-c", STARTED, "fit", items, "--out", tmp_path / "run", *SHORT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == BEGUN, done.stderr
+
+
 def test_fit_writes_a_run_and_says_what_it_learned(items: Path, tmp_path: Path):
     result = call("fit", items, "--out", tmp_path / "run", *SHORT)
     assert result.exit_code == 0, result.output

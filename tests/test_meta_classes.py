@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.cluster import KMeans
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from combemb.meta_classes import canonical, class_embeddings, count_partitions, draw_meta_classes, meta_labels
+from combemb.meta_classes import canonical, class_embeddings, count_partitions, draw_meta_classes, kmeans, meta_labels
 
 
 def random_embeddings(C: int, F: int = 40, seed: int = 0) -> Tensor:
@@ -29,6 +30,22 @@ def distinct_partitions(table: Tensor) -> int:
 
 
 # Drawing the sets
+
+
+@pytest.mark.parametrize(("C", "K", "F"), [(7, 2, 64), (7, 4, 50), (75, 4, 64), (150, 32, 10), (20, 16, 10)])
+def test_k_means_draws_the_partitions_of_scikit_learn(C, K, F):
+    points = random_embeddings(C, F).double().numpy()
+    for seed in range(30):
+        theirs = KMeans(K, init="random", n_init=1, random_state=seed).fit_predict(points)
+        assert canonical(kmeans(points, K, seed).tolist()) == canonical(theirs.tolist())
+
+
+def test_k_means_ends_where_every_point_is_at_its_nearest_centre():
+    points = random_embeddings(60, 3).double().numpy()
+    clusters = kmeans(points, 5, seed=0)
+    centres = np.stack([points[clusters == k].mean(axis=0) for k in range(5)])
+    distances = np.square(points[:, None] - centres).sum(axis=2)
+    np.testing.assert_array_equal(distances.argmin(axis=1), clusters)
 
 
 @pytest.mark.parametrize(("C", "K", "M"), [(7, 2, 12), (10, 4, 24), (12, 8, 8), (20, 16, 6)])

@@ -251,12 +251,14 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from combemb.methods.combemb import CombEmb
+from combemb.runs import Run
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 master, terminal = pty.openpty()
 screen = sys.stderr = os.fdopen(terminal, "w")  # each process has a terminal of its own
 try:
     model = CombEmb(**json.loads(sys.argv[2])).fit(folder / "data.npz", folder=folder / "run")
+    assert Run(folder / "run").is_complete(), "fit returned here before the first process had written the run"
 finally:
     screen.flush()
     sys.stderr = sys.__stderr__

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from combemb import processes
@@ -24,7 +23,7 @@ from combemb.data.labels import Labels, read_labels
 from combemb.discovery import Discovery, discover
 from combemb.machine import DEVICES, is_available, resolved
 from combemb.methods.images import FromImages, Given, as_embeddings, as_images
-from combemb.methods.settings import check_type, require
+from combemb.methods.settings import Settings, check_type, require
 from combemb.metrics import code_use
 from combemb.runs import Run
 
@@ -33,7 +32,7 @@ DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit, a
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
+class Method(FromImages, Settings, ABC):
     """One way to learn from a partly labelled pile. The fields are the hyper-parameters; the constructor only stores.
 
     scikit-learn's conventions hold: `fit` returns self, fitted state ends in `_`, `get_params` and `clone` work.
@@ -133,6 +132,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
             if run and processes.is_first():
                 run.write_report(self._diagnosis(given.items), getattr(self, "log_", []))
                 run.write_weights(self.state())
+            processes.wait_for_all()  # the run is whole for everyone, and gloo's threads have let go of their tensors
         return self
 
     def _read(self, x: Any, labels: Any, progress: bool | None) -> tuple[Given, Labels]:
@@ -302,7 +302,7 @@ class Method(FromImages, BaseEstimator, ABC):  # type: ignore[misc]
         kinds = {isinstance(name, str) for name in config["classes"]}
         method.classes_ = np.array(config["classes"], dtype=object if True in kinds else np.int64)
         if config.get("image_size") is not None:
-            method.image_size_, method.backbone_digest_ = config["image_size"], config["backbone_digest"]
+            method.__dict__ |= {"image_size_": config["image_size"], "backbone_digest_": config["backbone_digest"]}
         method.source_ = config.get("source")
         if not is_available(method.device):
             method.device = "auto"  # it was fitted on another machine

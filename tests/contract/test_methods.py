@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
 
 from combemb import methods
 from combemb.metrics import code_retrieval, float_retrieval
@@ -43,6 +44,21 @@ def test_scikit_learn_can_read_set_and_copy_the_fields(name):
     assert (copy.seed, method.seed) == (6, 5)
     with pytest.raises(ValueError, match="no_such_field"):
         copy.set_params(no_such_field=1)
+
+
+def test_scikit_learn_can_search_a_grid(name, plain):
+    def spread(method, x, _):
+        return float(method.embed(x).std())
+
+    search = GridSearchCV(small(name), {"seed": [0, 1]}, scoring=spread, cv=2).fit(plain.x, plain.labels)
+    assert search.best_params_["seed"] in {0, 1}
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_what_differs_from_the_default_is_shown(name):
+    cls = methods.get(name)
+    assert repr(cls()) == f"{cls.__name__}()"
+    assert repr(cls(seed=3)) == f"{cls.__name__}(seed=3)"
 
 
 def test_a_copy_of_a_fitted_method_is_not_fitted(name, plain):
