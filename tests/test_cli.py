@@ -278,7 +278,8 @@ def test_a_manifest_is_fitted_and_encoded(photos: Path, tmp_path: Path, suffix: 
 
 
 def test_a_backbone_is_chosen_by_a_setting(photos: Path, tmp_path: Path):
-    chosen = [f"--set={text}" for text in ("backbone=resnet18", "backbone_width=4", "finetune=all", "epochs=1")]
+    settings = ("backbone=resnet18", "backbone_width=4", "finetune=all", "epochs=1", "threads=2")
+    chosen = [f"--set={text}" for text in settings]
     result = call("fit", photos, "--out", tmp_path / "run", "--bits", "12", *chosen)
     assert result.exit_code == 0, result.output
     model = methods.load(tmp_path / "run")

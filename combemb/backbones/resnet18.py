@@ -32,7 +32,11 @@ class ResNet18(Backbone):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes.
+
+    The shortcut takes its stride before the convolution: torch's backward pass of a 1x1 convolution with a stride
+    writes outside its memory on CPUs where channels are few (oneDNN's issue 6035).
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):
         super().__init__()
@@ -43,13 +47,14 @@ class Block(nn.Module):
             _conv(outputs, outputs),
             nn.BatchNorm2d(outputs),
         )
+        self.stride = stride
         self.shortcut = nn.Sequential()
         if stride > 1 or inputs != outputs:
-            self.shortcut.extend([nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)])
+            self.shortcut.extend([nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs)])
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) -> (B, outputs, ceil(H / stride), ceil(W / stride))."""
-        return functional.relu(self.residual(x) + self.shortcut(x))
+        return functional.relu(self.residual(x) + self.shortcut(x[..., :: self.stride, :: self.stride]))
 
 
 def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
