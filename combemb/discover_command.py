@@ -239,8 +239,8 @@ def print_summary(result: Discovered, console: Console) -> None:
     between = f", probably {low} to {high}" if low < high else ""
     n_novel_items = int(found.is_novel.sum())
     console.print(
-        f"{len(found):,} items, {int(found.is_labelled.sum()):,} of them labelled: {found.n_seen} seen classes and "
-        f"{found.n_novel} novel ones{between}; {n_novel_items:,} items are of novel classes",
+        f"{len(found):,} items, {int(found.is_labelled.sum()):,} of them labelled: {found.n_seen} seen classes, "
+        f"{found.n_novel} novel{between}; {n_novel_items:,} items are of novel classes",
         soft_wrap=True,
     )
     sizes, confidence = found.sizes, found.confidence

@@ -68,7 +68,7 @@ class Discovery:
     def __repr__(self) -> str:
         low, high = self.n_novel_interval
         between = f" ({low} to {high})" if low < high else ""
-        return f"Discovery({len(self):,} items: {self.n_seen} seen classes and {self.n_novel}{between} novel ones)"
+        return f"Discovery({len(self):,} items: {self.n_seen} seen classes, {self.n_novel}{between} novel)"
 
     @property
     def n_novel(self) -> int:
@@ -224,7 +224,7 @@ def discover(
     >>> z = np.repeat([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], 20, axis=0) + np.random.default_rng(0).normal(size=(60, 2))
     >>> found = discover(z, ["cat"] * 10 + [None] * 10 + ["dog"] * 10 + [None] * 30)
     >>> found
-    Discovery(60 items: 2 seen classes and 1 novel ones)
+    Discovery(60 items: 2 seen classes, 1 novel)
     >>> found.predict([[0.0, 8.0], [1.0, 0.0]]).tolist()
     ['novel-1', 'cat']
     """

@@ -161,7 +161,7 @@ def test_a_kill_while_a_file_is_written_leaves_the_old_one(own_run: Path, item_r
 def test_the_summary_counts_items_and_clusters(item_run):
     run, result = item_run
     first, head, *clusters, last = result.stdout.splitlines()
-    assert first == f"{N} items, 40 of them labelled: 4 seen classes and 2 novel ones; 40 items are of novel classes"
+    assert first == f"{N} items, 40 of them labelled: 4 seen classes, 2 novel; 40 items are of novel classes"
     assert head.split() == ["cluster", "items", "labelled", "confidence", "nearest", "seen", "class"]
     cells = [line.split() for line in clusters]
     assert [row[:3] for row in cells] == [
@@ -205,7 +205,7 @@ def test_quiet_prints_nothing(own_run: Path, tmp_path: Path):
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 def test_the_number_of_novel_classes_can_be_given(own_run: Path, n: int):
     shown = done("discover", own_run, "--no-page", "--n-novel", n).stdout
-    assert f"4 seen classes and {n} novel ones; " in shown
+    assert f"4 seen classes, {n} novel; " in shown
     rows = table(own_run)
     sizes = Counter(name for name, is_novel in zip(rows["cluster"], rows["is_novel"], strict=True) if is_novel)
     assert sorted(sizes) == [f"novel-{i}" for i in range(1, n + 1)]
@@ -215,7 +215,7 @@ def test_the_number_of_novel_classes_can_be_given(own_run: Path, n: int):
 @pytest.mark.parametrize("estimator", ["sizes", "codes", "gcd", "dtc"])
 def test_each_estimator_gives_a_number(own_run: Path, estimator: str):
     shown = done("discover", own_run, "--no-page", "--estimator", estimator).stdout
-    (n,) = re.findall(r"4 seen classes and (\d+) novel ones", shown)
+    (n,) = re.findall(r"4 seen classes, (\d+) novel", shown)
     assert 1 <= int(n) <= 4
 
 

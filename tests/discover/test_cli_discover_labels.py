@@ -20,7 +20,7 @@ from tests.pictures import IDS, LABELS, PIXELS, SEEN, write_folder, write_manife
 def test_labels_of_a_file_go_before_those_beside_the_items(own_run: Path, tmp_path: Path):
     labels = np.where(BLOBS.labels == 0, "emu", np.where(BLOBS.targets == 5, "gnu", None))
     shown = done("discover", own_run, "--no-page", "--labels", write_labels(tmp_path / "labels.txt", labels)).stdout
-    assert f"{N} items, 30 of them labelled: 2 seen classes and" in shown
+    assert f"{N} items, 30 of them labelled: 2 seen classes, " in shown
     rows = table(own_run)
     assert set(np.array(rows["cluster"])[BLOBS.targets == 5]) == {"gnu"}
     assert set(np.array(rows["cluster"])[BLOBS.targets == 0]) == {"emu"}
@@ -71,7 +71,7 @@ def test_where_all_is_labelled_nothing_is_left_to_discover(own_run: Path, tmp_pa
     labels = write_labels(tmp_path / "labels.txt", np.array([*SEEN, "eel", "fox"])[BLOBS.targets])
     result = done("discover", own_run, "--labels", labels)
     assert told(result) == "note: all items are labelled, so that nothing is left to discover\n"
-    assert "6 seen classes and 0 novel ones; 0 items are of novel classes" in result.stdout
+    assert "6 seen classes, 0 novel; 0 items are of novel classes" in result.stdout
     rows = table(own_run)
     assert rows["cluster"] == labels.read_text().split()
     assert set(rows["confidence"]) == {1.0}
@@ -109,7 +109,7 @@ def test_other_embeddings_than_those_of_the_fit(own_run: Path, tmp_path: Path):
     other = {"embedding": list(BLOBS.x[rows]), "label": NAMES[rows], "id": [f"new-{i}" for i in range(60)]}
     pq.write_table(pa.table(other), tmp_path / "other.parquet")
     shown = done("discover", own_run, "--no-page", "--embeddings", tmp_path / "other.parquet").stdout
-    assert "60 items, 20 of them labelled: 2 seen classes and 1 novel ones" in shown
+    assert "60 items, 20 of them labelled: 2 seen classes, 1 novel" in shown
     found = table(own_run)
     assert found["path"] == other["id"]
     assert set(found["cluster"]) == {"ant", "cat", "novel-1"}
@@ -120,7 +120,7 @@ def test_other_images_than_those_of_the_fit(photo_run, tmp_path: Path):
     names = [name if i < 9 else f"gnu/{i}.png" if i < 16 else f"unlabelled/{i}.png" for i, name in enumerate(IDS[:30])]
     new = write_folder(tmp_path / "new", names)
     shown = done("discover", run, "--no-page", "--n-novel", "1", "--images", new).stdout
-    assert "30 items, 16 of them labelled: 3 seen classes and 1 novel ones" in shown
+    assert "30 items, 16 of them labelled: 3 seen classes, 1 novel" in shown
     rows = table(run)
     assert rows["path"] == sorted(str(new / name) for name in names)
     assert set(rows["cluster"]) == {"ant", "bee", "gnu", "novel-1"}
