@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test check format clean
 
 demo: .venv/ready
-	$(BIN)/combemb demo
+	$(BIN)/combemb demo --overwrite
 
 test: .venv/ready check
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from combemb.cli import parse_settings
+from combemb.arguments import parse_settings
 from combemb.data import open_set_split, sources
 from combemb.data.images import Images
 from combemb.methods.base import Method

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["CodeIndex", "CombEmb", "Discovery", "__version__", "discover", "open_set_split"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Search is imported when it is asked for: FAISS would cost every start of a fit a part of a second."""
     if name == "CodeIndex":

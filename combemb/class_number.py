@@ -58,7 +58,7 @@ class Pile:
     @property
     def most_novel(self) -> int:
         """The largest number of novel classes that GCD's and DTC's estimators try."""
-        return max(1, min(3 * self.n_seen + 10, int((self.labels < 0).sum()) // 2, _n_apart(self.x, self.labels)))
+        return min(3 * self.n_seen + 10, int((self.labels < 0).sum()) // 2, _n_apart(self.x, self.labels))
 
     def some(self, n: int) -> "Pile":
         """n items drawn at random, and a few labelled ones of each class if there are any."""
@@ -134,20 +134,23 @@ def by_accuracy(pile: Pile) -> ClassNumber:
     Between: numbers that were tried and are less than a standard error worse.
     """
     is_labelled = pile.labels >= 0
-    targets, novel = pile.labels[is_labelled], np.zeros(int(is_labelled.sum()), bool)
+    known, novel = pile.labels[is_labelled], np.zeros(int(is_labelled.sum()), bool)
+    most = min(pile.most_novel, _n_different(pile.x) - pile.n_seen)
+    if most < 1:
+        return ClassNumber(0, 0, 0)
     accuracy: dict[int, float] = {}
 
     def loss(number: float) -> float:
         n = round(number)
         if n not in accuracy:
             clusters = pile.clusters(pile.n_seen + n, None)[is_labelled]
-            accuracy[n] = agreement(clusters, targets, novel).acc_joint.all
+            accuracy[n] = agreement(clusters, known, novel).acc_joint.all
         return -accuracy[n]
 
     options = {"maxiter": TRIED, "xatol": 0.5}
-    scipy.optimize.minimize_scalar(loss, bounds=(0, pile.most_novel), method="bounded", options=options)
+    scipy.optimize.minimize_scalar(loss, bounds=(0, most), method="bounded", options=options)
     best = max(accuracy, key=lambda n: (accuracy[n], -n))
-    error = np.sqrt(accuracy[best] * (1 - accuracy[best]) / len(targets))
+    error = np.sqrt(accuracy[best] * (1 - accuracy[best]) / len(known))
     as_good = [n for n, a in accuracy.items() if a >= accuracy[best] - error]
     return ClassNumber(best, min(as_good), max(as_good))
 
@@ -163,13 +166,14 @@ def by_probes(pile: Pile) -> ClassNumber:
     is_probe = np.isin(pile.labels, probes)
     _, kept = np.unique(np.where(is_probe, -1, pile.labels), return_inverse=True)
     anchors = kept - 1 if (is_probe | (pile.labels < 0)).any() else kept
-    targets, novel = pile.labels[is_probe], np.ones(int(is_probe.sum()), bool)
+    known, novel = pile.labels[is_probe], np.ones(int(is_probe.sum()), bool)
+    most = min(pile.most_novel, len(np.unique(anchors[anchors >= 0])) + _n_apart(pile.x, anchors) - C)
+    if most < 1:
+        return ClassNumber(0, 0, 0)
     clusters = cache(lambda n: pile.clusters(C + n, anchors, n_starts=1))
-    by_silhouette = by_accuracy = _best(lambda n: _silhouette(pile, clusters(n), unlabelled), 0, pile.most_novel)
+    by_silhouette = by_accuracy = _best(lambda n: _silhouette(pile, clusters(n), unlabelled), 0, most)
     if len(probes) > 0:
-        by_accuracy = _best(
-            lambda n: agreement(clusters(n)[is_probe], targets, novel).acc_joint.all, 0, pile.most_novel
-        )
+        by_accuracy = _best(lambda n: agreement(clusters(n)[is_probe], known, novel).acc_joint.all, 0, most)
     n = -(-(by_accuracy + by_silhouette) // 2)
     sizes = np.bincount(pile.clusters(C + n, pile.labels), minlength=C + n)
     n = int((sizes[C:] >= SMALLEST * sizes.max()).sum())
@@ -203,9 +207,12 @@ def _starts(pile: Pile, n_clusters: int) -> int:
 
 def _n_apart(rows: np.ndarray, labels: Ints) -> int:
     """How many different unlabelled rows (N, D) there are that no labelled item is equal to, as k-means sees them."""
-    rows = rows.astype(np.float32) if rows.dtype == np.float64 else rows
-    n_all, n_labelled = (len(np.unique(some, axis=0)) for some in (rows, rows[labels >= 0]))
-    return n_all - n_labelled
+    return _n_different(rows) - _n_different(rows[labels >= 0])
+
+
+def _n_different(rows: np.ndarray) -> int:
+    """How many different rows (N, D) there are, as k-means sees them."""
+    return len(np.unique(rows.astype(np.float32) if rows.dtype == np.float64 else rows, axis=0))
 
 
 def _by_sizes(pile: Pile, clusters: Clusterer, n_apart: int) -> ClassNumber:

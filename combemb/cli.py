@@ -1,14 +1,12 @@
 """The command line: the verbs of the package on files and run folders."""
 
-import ast
 import dataclasses
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from combemb import methods, processes, runs
+from combemb.arguments import parse_settings, read_label_file
 from combemb.discovery import Note
 from combemb.files import write_atomically
-from combemb.methods.base import Method
 from combemb.training import Diverged
 
 app = typer.Typer(
@@ -41,7 +39,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fitt
 OutputFile = Annotated[Path, typer.Option("--out", "-o", help="File to write: .npy, or .parquet with the ids.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
 COLUMNS = {"embed": "embedding", "encode": "code"}  # of a Parquet file
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and unreadable images.")]
 
 
 @app.command()
@@ -72,7 +70,7 @@ def fit(
 
     Example: `combemb fit photos/ --out runs/photos --bits 48`
     """
-    with errors_shown():
+    with errors_shown("stopped; what the last checkpoint holds can be continued with --resume"):
         quiet = quiet or not processes.is_first()
         cls = methods.get(method)
         chosen = parse_settings(cls, settings or [])
@@ -82,10 +80,8 @@ def fit(
         model.fit(data, names, folder=folder, overwrite=overwrite, resume=resume, progress=not quiet)
         if not quiet:
             for line in model.summary():
-                out.print(line, soft_wrap=True)
-            out.print(
-                f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}", soft_wrap=True
-            )
+                say(line)
+            say(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
 @app.command()
@@ -137,7 +133,7 @@ def index(
         tell_broken(collection.broken, "which are not in the index")
         if not quiet:
             for line in search_commands.summary(collection):
-                out.print(line, soft_wrap=True, markup=False)
+                say(line)
 
 
 @app.command()
@@ -168,7 +164,7 @@ def search(
     from combemb.collection import Collection  # noqa: PLC0415
     from combemb.contact_sheet import write_contact_sheet  # noqa: PLC0415
 
-    with errors_shown("stopped"):
+    with errors_shown():
         if html:
             search_commands.check_page(html)
         collection = Collection.open(run)
@@ -183,7 +179,7 @@ def search(
         elif not quiet:
             search_commands.print_results(results, out)
             if html:
-                out.print(f"written to {html}", soft_wrap=True, markup=False)
+                say(f"written to {html}")
 
 
 @app.command()
@@ -212,7 +208,7 @@ def discover(
     """
     from combemb import discover_command, search_commands  # noqa: PLC0415
 
-    with errors_shown("stopped"):
+    with errors_shown():
         source = search_commands.chosen_source(images, embeddings)
         if to_folders:
             discover_command.check_empty(to_folders)
@@ -229,22 +225,21 @@ def discover(
                 to_folders=to_folders,
                 progress=not quiet,
             )
+        discover_command.remove_pictures(run)
         discover_command.write_tables(result)
         tell_broken(result.broken, "which are in no cluster")
         written = [runs.TABLE, runs.TEXT]
         if page:
             discover_command.write_pictures(result, progress=not quiet)
             written += [runs.PAGE, runs.MAP]
-        else:
-            discover_command.remove_pictures(run)
         if not quiet:
             discover_command.print_summary(result, out)
-            out.print(f"written to {run}: {', '.join(written)}", soft_wrap=True, markup=False)
+            say(f"written to {run}: {', '.join(written)}")
         if to_folders:
             n = discover_command.write_folders(result, to_folders, copy=copy, progress=not quiet)
             if not quiet:
                 how = "copied" if copy else "linked"
-                out.print(f"{n:,} images {how} into {to_folders}", soft_wrap=True, markup=False)
+                say(f"{n:,} images {how} into {to_folders}")
 
 
 @app.command(name="settings")
@@ -266,71 +261,16 @@ def show_settings(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--out", "-o", help="Folder for the run.")] = Path("runs/digits"),
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Learn handwritten digits of which seven are half labelled and three never, and search for all ten."""
     from combemb import demo as digits_demo  # noqa: PLC0415 - matplotlib would cost every start half a second
 
     with errors_shown():
-        for line in digits_demo.run(folder, progress=not quiet):
+        for line in digits_demo.run(folder, overwrite=overwrite, progress=not quiet):
             if not quiet:
-                out.print(line, soft_wrap=True)
-
-
-def parse_settings(cls: type[Method], texts: list[str]) -> dict[str, Any]:
-    """NAME=VALUE texts as fields of a method, each of its field's type.
-
-    >>> parse_settings(methods.get("combemb"), ["temperature=0.05", "pair_rules=similar", "epochs=None"])
-    {'temperature': 0.05, 'pair_rules': ('similar',), 'epochs': None}
-    """
-    hints = get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    chosen = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"--set {text}: expected NAME=VALUE")
-        if name not in names:
-            raise ValueError(f"--set {text}: {cls.__name__} has no setting {name!r}; choose one of {', '.join(names)}")
-        chosen[name] = _parse_value(name, value, hints[name])
-    return chosen
-
-
-def _parse_value(name: str, text: str, hint: Any) -> Any:
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if any(get_origin(kind) is tuple for kind in kinds):
-        return tuple(part for part in text.split(",") if part)
-    if str in kinds:
-        return None if text == "None" and NoneType in kinds else text
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
-    value = float(value) if float in kinds and type(value) is int else value
-    if type(value) not in kinds:
-        expected = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
-        raise ValueError(f"--set {name}={text}: expected {expected}")
-    return value
-
-
-def read_label_file(path: Path) -> np.ndarray:
-    """Labels from .npy, or from text with one label per line; if all are whole numbers they stay numbers."""
-    try:
-        if path.suffix == ".npy":
-            array: np.ndarray = np.load(path, allow_pickle=False)
-            return array
-        lines = path.read_text().splitlines()
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"cannot read labels from {path}: {error}; expected .npy or text, one label per line"
-        ) from error
-    if all(line in {"", "-1"} or str(_int(line)) == line for line in map(str.strip, lines)):
-        return np.array([int(line or -1) for line in map(str.strip, lines)], dtype=np.int64)
-    return np.array([None if line.strip() in {"", "-1"} else line for line in lines], dtype=object)
-
-
-def _int(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+                say(line)
 
 
 def _apply(
@@ -349,7 +289,7 @@ def _apply(
     write_atomically(target, partial(write, rows))
     tell_broken(given.broken, "which have no row")
     if not quiet:
-        out.print(f"{len(rows)} rows of {rows.shape[1]} {rows.dtype} written to {target}", soft_wrap=True)
+        say(f"{len(rows)} rows of {rows.shape[1]} {rows.dtype} written to {target}")
 
 
 def _write_npy(rows: np.ndarray, path: Path) -> None:
@@ -361,6 +301,11 @@ def _write_parquet(rows: np.ndarray, path: Path, ids: np.ndarray | None, column:
     lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
     names = np.arange(len(rows)) if ids is None else ids
     pq.write_table(pa.table({"id": pa.array(names), column: lists}), path)
+
+
+def say(line: str) -> None:
+    """Print a line as it is: names of files may look like markup, and the terminal breaks long lines itself."""
+    out.print(line, soft_wrap=True, markup=False)
 
 
 def tell_broken(broken: dict[str, str], consequence: str) -> None:
@@ -382,9 +327,7 @@ def notes_shown(quiet: bool) -> Iterator[None]:
 
 
 @contextmanager
-def errors_shown(
-    stopped: str = "stopped; what the last checkpoint holds can be continued with --resume",
-) -> Iterator[None]:
+def errors_shown(stopped: str = "stopped") -> Iterator[None]:
     """Errors that a user can mend become one line and exit code 1; anything else is our bug and keeps its traceback."""
     try:
         yield

@@ -101,15 +101,6 @@ def kmeans_of_codes(
     return Clustering(found.centres, found.assignment[places], found.inertia, found.n_iterations)
 
 
-def assign(x: Array, centres: Array) -> tuple[Ints, Floats]:
-    """Nearest centre of each item, and the squared distance to it: x (N, D), centres (K, D) to (N,) and (N,)."""
-    items, places = _Items(read_points(x)), read_points(centres).astype(np.float64)
-    if items.x.shape[1] != places.shape[1]:
-        raise ValueError(f"x has {items.x.shape[1]} features and the centres {places.shape[1]}; give the same")
-    nearest, _ = items.grouped(_nearest_of(places), len(places))
-    return nearest, items.distances_to_own(places, nearest)
-
-
 class _Items:
     """Rows of x, all or some, with weights; read as float32 a chunk at a time."""
 

@@ -22,7 +22,7 @@ BITS = 24
 PICTURE = "search.png"
 
 
-def run(folder: Path, seed: int = 0, progress: bool | None = None) -> Iterator[str]:
+def run(folder: Path, seed: int = 0, *, overwrite: bool = False, progress: bool | None = None) -> Iterator[str]:
     """Fit, compare with plain pixels and ITQ, and draw some searches; yields lines to print."""
     digits = sources.load("digits")
     split = open_set_split(digits.train_targets, seed=seed)
@@ -32,7 +32,7 @@ def run(folder: Path, seed: int = 0, progress: bool | None = None) -> Iterator[s
     yield f"none for {_listed(split.novel)}, which are in the pile all the same"
 
     model = CombEmb(bits=BITS, seed=seed).fit(
-        digits.train_x, split.labels, folder=folder, overwrite=True, progress=progress
+        digits.train_x, split.labels, folder=folder, overwrite=overwrite, progress=progress
     )
     yield from model.summary()
     itq = ITQ(bits=BITS, seed=seed).fit(digits.train_x, split.labels)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 from rich.console import Console
@@ -118,7 +117,7 @@ def write_tables(result: Discovered) -> None:
     found, entries = result.found, result.entries
     table = pa.table(
         {
-            "path": paths_or_ids(entries),
+            "path": entries["id"],
             "cluster": pa.array([str(name) for name in found.clusters], pa.string()),
             "is_novel": found.is_novel,
             "confidence": found.confidence,
@@ -143,11 +142,6 @@ def remove_pictures(run: Path) -> None:
     """Without the page and the map of an earlier call, which would show other clusters than the tables list."""
     for name in (PAGE, MAP):
         (run / name).unlink(missing_ok=True)
-
-
-def paths_or_ids(entries: pa.Table) -> pa.ChunkedArray:
-    """The id of each entry, which is its path for an image."""
-    return pc.coalesce(entries["id"], entries["path"])
 
 
 def check_folders(folder: Path, source: Path, files: list[Path] | None) -> None:

@@ -13,7 +13,11 @@ from torch.nn import functional
 
 def world_size() -> int:
     """Number of processes that train together, 1 outside torchrun."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _has_joined() else 1
+
+
+def _has_joined() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
@@ -23,13 +27,13 @@ def rank() -> int:
 
 def is_first() -> bool:
     """Whether this process is the one that speaks and writes; torchrun tells also before the processes have joined."""
-    return rank() == 0 if dist.is_initialized() else os.environ.get("RANK", "0") == "0"
+    return rank() == 0 if _has_joined() else os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[None]:
     """Join the group that torchrun started, unless the caller has done so; without torchrun nothing happens."""
-    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if _has_joined() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
     if device.type == "cuda":

@@ -44,6 +44,7 @@ class Run:
 
     def start(self, config: dict[str, Any]) -> None:
         """Begin anew: remove the files of an earlier run and store the configuration."""
+        json.dumps(config, allow_nan=False)  # may fail, and must not after the old run is gone
         self.folder.mkdir(parents=True, exist_ok=True)
         discovered = (DISCOVERY, TABLE, TEXT, PAGE, MAP)
         for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, BROKEN, *discovered, CONFIG):

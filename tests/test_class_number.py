@@ -121,3 +121,12 @@ def test_one_feature_is_enough(n_seen):
     labels = np.where(np.arange(len(x)) % 20 < 10, np.arange(len(x)) // 20, -1)
     labels[labels >= n_seen] = -1
     assert estimate_n_novel(Pile(x.astype(np.float32), labels)).n == 2
+
+
+@pytest.mark.parametrize("estimator", ["sizes", "gcd", "dtc"])
+@pytest.mark.parametrize("n_places", [2, 3, 5])
+def test_classes_that_share_their_places_are_no_reason_to_fail(estimator, n_places):
+    places = np.random.default_rng(0).normal(size=(n_places, 4)).astype(np.float32)
+    labels = np.where(np.arange(120) < 60, np.arange(120) % 4, -1)  # four classes
+    found = estimate_n_novel(Pile(places[np.arange(120) % n_places], labels), estimator)
+    assert 0 <= found.low <= found.n <= found.high <= n_places

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from combemb import methods
-from combemb.cli import app, parse_settings, read_label_file
+from combemb.arguments import parse_settings, read_label_file
+from combemb.cli import app
 from combemb.data import read_embeddings
 from tests.pictures import IDS, LABELS, SEEN, write_folder, write_manifest
 
@@ -63,6 +64,15 @@ def test_training_begins_before_anything_is_imported_that_it_does_not_need(items
     command = [sys.executable, "-c", STARTED, "fit", items, "--out", tmp_path / "run", *SHORT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == BEGUN, done.stderr
+
+
+def test_names_of_files_that_look_like_markup_are_printed_as_they_are(items: Path, tmp_path: Path):
+    folder = tmp_path / "runs[" / "a] [b]"
+    result = call("fit", items, "--out", folder, *SHORT)
+    assert result.exit_code == 0
+    assert f"written to {folder}: " in result.stdout
+    result = call("embed", folder, items, "--out", tmp_path / "z[b].npy")
+    assert f"written to {tmp_path / 'z[b].npy'}" in result.stdout
 
 
 def test_fit_writes_a_run_and_says_what_it_learned(items: Path, tmp_path: Path):
@@ -116,7 +126,7 @@ def test_labels_from_a_file_of_their_own(items: Path, tmp_path: Path, form: str)
 
 
 def test_text_labels_keep_leading_zeros_and_take_minus_one_as_unlabelled(tmp_path: Path):
-    (tmp_path / "labels.txt").write_text("001\n2\n-1\n\ncat\n")
+    (tmp_path / "labels.txt").write_text("001\n2\n-1 \n\n cat \n")
     assert read_label_file(tmp_path / "labels.txt").tolist() == ["001", "2", None, None, "cat"]
     (tmp_path / "labels.txt").write_text("1\n2\n-1\n\n")
     assert read_label_file(tmp_path / "labels.txt").tolist() == [1, 2, -1, -1]

@@ -10,7 +10,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from combemb import clustering
-from combemb.clustering import assign, kmeans, kmeans_of_codes
+from combemb.clustering import kmeans, kmeans_of_codes
 from combemb.codes import Codebook
 from combemb.machine import limited_threads
 
@@ -52,19 +52,20 @@ def test_at_the_end_every_unlabelled_item_is_with_its_nearest_centre():
     x = cloud()
     labels = np.where(x[:, 0] > 1, 0, -1)
     found = kmeans(x, 6, labels, tolerance=0, n_iterations=1_000)
-    nearest, distances = assign(x, found.centres)
-    np.testing.assert_array_equal(found.assignment[labels < 0], nearest[labels < 0])
-    assert distances.sum() < found.inertia  # labelled items may be nearer to another cluster
+    distances = ((x[:, None].astype(np.float64) - found.centres) ** 2).sum(axis=2)
+    np.testing.assert_array_equal(found.assignment[labels < 0], distances.argmin(axis=1)[labels < 0])
+    assert distances.min(axis=1).sum() < found.inertia  # labelled items may be nearer to another cluster
 
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("offset", [0, 1_000])
-def test_items_are_assigned_to_the_nearest_centre(offset):
-    x, centres = cloud() + offset, cloud(20, seed=1) + offset
-    table = ((x[:, None].astype(np.float64) - centres) ** 2).sum(axis=2)
-    nearest, distances = assign(x, torch.from_numpy(centres))
-    np.testing.assert_allclose(table[np.arange(len(x)), nearest], table.min(axis=1), rtol=1e-3)
-    np.testing.assert_allclose(distances, table.min(axis=1), rtol=1e-3)
+def test_items_far_from_the_origin_and_in_chunks_are_with_the_nearest_centre(offset):
+    x = cloud() + offset
+    found = kmeans(x, 20, tolerance=0, n_iterations=1_000)
+    distances = ((x[:, None].astype(np.float64) - found.centres) ** 2).sum(axis=2)
+    own = distances[np.arange(len(x)), found.assignment]
+    np.testing.assert_allclose(own, distances.min(axis=1), rtol=1e-3)
+    assert found.inertia == pytest.approx(own.sum(), rel=1e-3)
 
 
 # Blobs

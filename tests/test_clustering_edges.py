@@ -6,7 +6,7 @@ from clusters import assert_is_clustering, blobs, cloud, half_labelled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from combemb.clustering import assign, kmeans
+from combemb.clustering import kmeans
 
 # Empty clusters, duplicates
 
@@ -116,8 +116,3 @@ ONE_CLASS = np.repeat([0, -1], 150)
 def test_what_cannot_be_clustered_is_refused_with_a_reason(arguments, message):
     with pytest.raises(ValueError, match=message):
         kmeans(**({"x": cloud(), "n_clusters": 5} | arguments))
-
-
-def test_centres_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="x has 5 features and the centres 4"):
-        assign(cloud(), cloud(3, 4))

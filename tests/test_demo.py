@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from combemb import demo
 
 
@@ -13,3 +15,5 @@ def test_demo_beats_pixels_and_itq_on_novel_digits_and_draws_its_searches(tmp_pa
     assert any(line.startswith("discovery, not told how many: 3 novel classes") for line in lines)
     assert (tmp_path / "digits" / demo.PICTURE).read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "digits" / "weights.safetensors").exists()
+    with pytest.raises(ValueError, match="holds a run; use overwrite to replace it"):
+        list(demo.run(tmp_path / "digits", progress=False))

@@ -1,6 +1,7 @@
 """Files appear whole or not at all."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,15 @@ def test_a_file_is_replaced_in_one_step(tmp_path):
         assert reader.read() == "old", "whoever had it open must not see a mixture"
 
 
-def test_a_new_file_can_be_read_by_others(tmp_path):
-    write_json(tmp_path / "file", {})
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+@pytest.mark.skipif(os.name == "nt", reason="has no umask")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_new_file_can_be_read_by_those_that_the_user_lets(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        write_json(tmp_path / "file", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])

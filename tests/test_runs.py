@@ -132,6 +132,15 @@ def test_starting_again_removes_the_files_of_a_run_and_nothing_else(run):
     assert run.config() == {"format_version": FORMAT_VERSION, **config}
 
 
+def test_a_configuration_that_cannot_be_stored_leaves_the_old_run(run):
+    run.write_weights(TENSORS)
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
+    for value in (object(), float("nan")):
+        with pytest.raises((TypeError, ValueError)):
+            run.start({"method": "combemb", "fields": {"bits": value}})
+        assert {path.name: path.read_bytes() for path in run.folder.iterdir()} == before
+
+
 # Reading
 
 

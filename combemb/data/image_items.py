@@ -17,7 +17,7 @@ from combemb.progress import Display
 class ImageItems:
     """The images of `rows` (all unless given) with as many views as a training may want, every number a fresh one.
 
-    View v of an item has the pixels from which `combemb.backbones.features.extract` makes its features.
+    With equal seeds, view v of an item has the pixels from which `combemb.backbones.features.extract` makes features.
     """
 
     n_views = 2**16

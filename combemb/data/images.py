@@ -97,6 +97,15 @@ class Images:
             taken["files"] = [self.files[row] for row in rows.tolist()]
         return Images(**taken)
 
+    @property
+    def known_labels(self) -> np.ndarray | None:
+        """The labels that may be learned from: those of a part to test on are hidden."""
+        if self.labels is None or self.is_test is None:
+            return self.labels
+        known = self.labels.astype(object) if self.labels.ndim == 1 else self.labels.copy()
+        known[self.is_test] = None if self.labels.ndim == 1 else -1
+        return known
+
     @cached_property
     def key(self) -> str:
         """Hex digest that changes with every pixel of an array, or with the path, size and time of each file.

@@ -68,7 +68,7 @@ class Labels:
         return np.asarray(counts / counts.sum())
 
     def labelled_rows(self, at_most: int, rng: np.random.Generator) -> np.ndarray:
-        """Labelled items in random order; if there are more than `at_most`, as many of each class as that allows."""
+        """All labelled items in random order; if they are more than `at_most`, as many of each class as that allows."""
         rows = rng.permutation(np.flatnonzero(self.is_labelled))
         if len(rows) <= at_most:
             return rows

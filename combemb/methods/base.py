@@ -28,6 +28,7 @@ from combemb.metrics import code_use
 from combemb.runs import Run
 
 MOST_FEATURES = 4_096  # that discovery looks at beside the embeddings; maps of a backbone that is fine-tuned are larger
+KEPT = ("_backbone", "_weights_digest", "_data")  # beside the fitted state, for as long as the settings stay the same
 DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit, at most
 
 
@@ -103,8 +104,8 @@ class Method(FromImages, Settings, ABC):
         run = Run(folder) if folder is not None else None
         if run:
             run.check_free(overwrite, resume)
-        for name in ("classes_", "discovery_", "image_size_", "backbone_digest_", "_backbone", "_weights_digest"):
-            self.__dict__.pop(name, None)  # not fitted until the data have passed, and perhaps set anew
+        for name in [name for name in vars(self) if name.endswith("_") or name in KEPT]:
+            delattr(self, name)  # not fitted until the data have passed
         self.source_ = str(Path(x).absolute()) if isinstance(x, str | Path) else None
         given, read = self._read(x, labels, progress)
         if isinstance(given.items, ArrayItems):
@@ -263,8 +264,9 @@ class Method(FromImages, Settings, ABC):
 
     def was_fitted_with(self, labels: Any, folder: str | Path) -> bool:
         """Whether these are the labels of the fit that a run folder holds; True if that is not known."""
-        known = Run(folder).config().get("data", {}).get("labels")
-        return known is None or known == _digest(read_labels(labels, len(labels)).values)
+        config, read = Run(folder).config(), read_labels(labels, len(labels))
+        known = config.get("data", {}).get("labels")
+        return known is None or (known == _digest(read.values) and config["classes"] == read.classes.tolist())
 
     def _found(self) -> Discovery:
         require(hasattr(self, "discovery_"), "nothing was discovered yet; call discover(x, labels) first")

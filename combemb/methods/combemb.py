@@ -52,7 +52,7 @@ class CombEmb(DeepMethod):
     bits: int = setting(48, "length of a code, a multiple of log2(n_meta_classes)")
     n_meta_classes: int = setting(4, "K, meta-classes per set: 2, 4, 8 or 16; the paper's 4")
     sub_vector: int | None = setting(
-        None, "d, length of a sub-vector; the paper's 12, or more for fewer than 24 sets, so that D is 288; ours"
+        None, "d, length of a sub-vector; the paper's 12, or more for fewer than 24 sets, so that D is about 288; ours"
     )
     subspace: int = setting(100, "Q, dimensions per meta-class k-means, a quarter of them all if fewer than 400; ours")
     temperature: float = setting(0.1, "tau of Eq. 4; ours, the normalised softmax paper has 0.05")
@@ -122,8 +122,8 @@ class CombEmb(DeepMethod):
             f"bits={self.bits} is not a multiple of log2(n_meta_classes)={per_set}; use {lower} or {lower + per_set}",
         )
         require(
-            len(self.pair_rules) > 0 and set(self.pair_rules) <= set(PAIR_RULES),
-            f"pair_rules={self.pair_rules!r}; choose one or more of {', '.join(PAIR_RULES)}",
+            isinstance(self.pair_rules, tuple) and len(self.pair_rules) > 0 and set(self.pair_rules) <= set(PAIR_RULES),
+            f"pair_rules={self.pair_rules!r}; give a tuple of one or more of {', '.join(PAIR_RULES)}",
         )
         require(self.anchors in ANCHORS, f"anchors={self.anchors!r}; choose one of {', '.join(ANCHORS)}")
         for name in POSITIVE:

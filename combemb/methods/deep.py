@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -22,14 +21,14 @@ from combemb.data.labels import Labels, require_partly_labelled
 from combemb.data.partly_labelled import Batch, PartlyLabelled
 from combemb.machine import bfloat16_runs, limited_threads, resolved, seeded
 from combemb.methods.base import Method
-from combemb.methods.images import Given
+from combemb.methods.images import Given, made_of
 from combemb.methods.settings import require, setting
 from combemb.methods.tower import LastStage, Tower
 from combemb.runs import Run
 from combemb.training import Terms, descend, train
 
 DEFAULT_STEPS = 600
-PRETRAINED_RATE = 0.01  # of a backbone's learning rate in the head's
+PRETRAINED_RATE = 0.01  # learning rate of a pretrained backbone, in units of the head's
 FINETUNED = ("none", "last", "all")
 
 
@@ -158,9 +157,7 @@ class DeepMethod(Method):
             return self._extracted(images, n_views, progress, last_stage=True)
         views = Views(images, self._size(images), self.augmentation, int(self.seed))
         rows, broken = readable(images, progress)
-        ids = np.arange(len(images)) if images.ids is None else images.ids
-        reasons = {str(ids[row]): why for row, why in broken.items()}
-        return Given(ImageItems(views, rows), None, ids[rows], rows, images.key, reasons)
+        return made_of(images, ImageItems(views, rows), rows, broken)
 
     def _begin(self, items: Items, labels: Labels, progress: bool | None) -> None:
         self._batches(items, labels).require_enough()
@@ -218,7 +215,7 @@ class DeepMethod(Method):
         return PartlyLabelled(
             items,
             labels,
-            self.batch_size,
+            int(self.batch_size),
             self.labelled_share,
             int(self.seed),
             self.view_noise,

@@ -123,18 +123,15 @@ class FromImages:
                 device=resolved(self.device),
                 progress=progress,
             )
-        ids = np.arange(len(images)) if images.ids is None else images.ids
-        labels = images.labels if images.labels is None else images.labels[found.rows]
-        broken = {str(ids[row]): reason for row, reason in found.broken.items()}
         items = ArrayItems(found.x)
         items.n_rows = LAST_STAGE_ROWS if last_stage else items.n_rows
-        return Given(items, labels, ids[found.rows], found.rows, images.key, broken)
+        return made_of(images, items, found.rows, found.broken)
 
     def _size(self, images: Images) -> int:
         """The side of the images in pixels, decided once for a fitted method."""
         known: int | None = self.image_size or getattr(self, "image_size_", None)
         if known:
-            return known
+            return int(known)
         largest = self._backbone.default_size
         return min(max(_typical_side(images, largest), min(SMALLEST_SIZE, largest)), largest)
 
@@ -165,6 +162,20 @@ def as_images(x: Any) -> Images | None:
     if isinstance(x, torch.Tensor) and x.dtype != torch.bfloat16:
         x = x.detach().cpu().numpy()
     return Images(pixels=np.asarray(x)) if isinstance(x, np.ndarray) and are_pixels(x) else None
+
+
+def made_of(images: Images, items: Items, rows: np.ndarray, broken: dict[int, str]) -> Given:
+    """Items with what is known of the images that they are, the readable `rows`; why the others are `broken`."""
+    ids = np.arange(len(images)) if images.ids is None else images.ids
+    labels = images.known_labels
+    return Given(
+        items,
+        None if labels is None else labels[rows],
+        ids[rows],
+        rows,
+        images.key,
+        {str(ids[row]): reason for row, reason in broken.items()},
+    )
 
 
 def as_embeddings(x: Any) -> Given:

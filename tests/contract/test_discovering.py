@@ -113,6 +113,8 @@ def test_only_the_clean_view_counts(discovered, toy):
         shaken[:, 1:] += 1
         assert np.array_equal(discovered.predict(shaken), discovered.predict(toy.x[:, 0]))
         assert_same(discovered.discover(shaken, toy.labels), found)
+    else:
+        assert np.array_equal(discovered.predict(toy.x[:, None]), discovered.predict(toy.x))
 
 
 def test_what_is_hidden_behind_gaps_changes_nothing(plain_model, plain, tmp_path):
@@ -272,6 +274,15 @@ def test_a_refused_fit_forgets_it_but_leaves_the_folder(name, plain, tmp_path):
         method.predict(plain.x)
 
 
+def test_labels_that_are_not_those_of_the_fit_are_noticed(name, plain, tmp_path):
+    names = np.array([*"abcdefg", None], dtype=object)[plain.labels]
+    method = small(name).fit(plain.x, names, folder=tmp_path / "run")
+    assert method.was_fitted_with(names, tmp_path / "run")
+    assert not method.was_fitted_with(np.roll(names, 1), tmp_path / "run")
+    renamed = np.array([*"uvwxyz!", None], dtype=object)[plain.labels]
+    assert not method.was_fitted_with(renamed, tmp_path / "run")
+
+
 # Images
 
 
@@ -338,6 +349,10 @@ def test_labels_of_the_part_to_test_on_are_not_seen(image_model, photos, tmp_pat
     split = np.where(np.arange(len(IDS)) % 3 == 0, "test", "train")
     manifest = write_manifest(tmp_path / "photos.csv", photos, np.where(split == "test", TARGETS, LABELS), split=split)
     assert image_model.discover(manifest, n_novel=2).names[:-2].tolist() == list(SEEN)
+    read = image_model.read(manifest)
+    assert read.labels[split == "test"].tolist() == [None] * sum(split == "test")
+    assert read.labels[split == "train"].tolist() == LABELS[split == "train"].tolist()
+    assert image_model.discover(read, n_novel=2).names[:-2].tolist() == list(SEEN)
 
 
 @pytest.mark.parametrize("form", ["file", "read-only"])

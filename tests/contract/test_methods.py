@@ -55,6 +55,15 @@ def test_scikit_learn_can_search_a_grid(name, plain):
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
 
 
+def test_numbers_of_numpy_are_numbers(name, plain, tmp_path):
+    method = small(name)
+    kinds = {int: np.int64, float: np.float64}
+    given = {key: kinds.get(type(value), lambda x: x)(value) for key, value in method.get_params().items()}
+    again = methods.get(name)(**given).fit(plain.x, plain.labels, folder=tmp_path / "run")
+    assert torch.equal(again.embed(plain.x), method.fit(plain.x, plain.labels).embed(plain.x))
+    assert methods.load(tmp_path / "run").get_params() == method.get_params()
+
+
 def test_what_differs_from_the_default_is_shown(name):
     cls = methods.get(name)
     assert repr(cls()) == f"{cls.__name__}()"

@@ -307,3 +307,12 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_written(fields,
     with pytest.raises(ValueError, match=message):
         make(**fields).fit(PIXELS, LABELS, folder=tmp_path / "run")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("finetune", MODES)
+def test_labels_beside_the_images_are_read_with_them(make, finetune, tmp_path):
+    folder = write_folder(tmp_path / "photos")
+    model = make(finetune, image_size=np.int64(16)).fit(folder, folder=tmp_path / "run")
+    assert model.read(folder).labels.tolist() == LABELS.tolist()
+    assert model.discover(model.read(folder), n_novel=2).names[:-2].tolist() == list(SEEN)
+    assert methods.load(tmp_path / "run").image_size_ == 16
