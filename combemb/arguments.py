@@ -14,7 +14,8 @@ from combemb.methods.base import Method
 def parse_settings(cls: type[Method], texts: list[str]) -> dict[str, Any]:
     """NAME=VALUE texts as fields of a method, each of its field's type.
 
-    >>> parse_settings(methods.get("combemb"), ["temperature=0.05", "pair_rules=similar", "epochs=None"])
+    >>> from combemb import CombEmb
+    >>> parse_settings(CombEmb, ["temperature=0.05", "pair_rules=similar", "epochs=None"])
     {'temperature': 0.05, 'pair_rules': ('similar',), 'epochs': None}
     """
     hints = get_type_hints(cls)

@@ -225,8 +225,8 @@ def discover(
                 to_folders=to_folders,
                 progress=not quiet,
             )
-        discover_command.remove_pictures(run)
         discover_command.write_tables(result)
+        discover_command.remove_pictures(run)
         tell_broken(result.broken, "which are in no cluster")
         written = [runs.TABLE, runs.TEXT]
         if page:

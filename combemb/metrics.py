@@ -211,7 +211,9 @@ def _paired_targets(query: Targets, database: Targets, Q: int, N: int) -> tuple[
         raise ValueError(f"targets have shapes {q.shape} and {db.shape}; give (n,) for both, or (n, C) with the same C")
     kinds = {_kind(t) for t in (q, db)}
     if len(kinds) > 1 or "other" in kinds or np.result_type(q, db).kind == "f":  # uint64 and int64 become float64
-        raise ValueError(f"targets are of type {q.dtype} and {db.dtype}; give int64 for both or strings for both")
+        raise ValueError(
+            f"targets are of type {q.dtype} and {db.dtype}; give signed integers for both or strings for both"
+        )
     number = torch.from_numpy(np.unique(np.concatenate([q, db]), return_inverse=True)[1])
     return number[:Q], number[Q:]
 

@@ -19,11 +19,12 @@ def names() -> list[str]:
     return sorted(BUILT_IN)
 
 
-def build(name: str, *, width: int = 64, weights: str | None = None) -> Backbone:
+def build(name: str, *, width: int = 64, weights: str | None = None, pretrained: bool = True) -> Backbone:
     """A backbone by its name, in training mode as every new module.
 
     width: channels of the first stage, for resnet18 only. weights: a .safetensors file of its state dict; None means
-    pretrained where the backbone has weights of its own, else random ones from torch's global generator.
+    pretrained where the backbone has weights of its own, else random ones from torch's global generator. Without
+    `pretrained` they are random, or whatever a Hugging Face model comes with, because others will be loaded.
     """
     if name != ResNet18.name and width != 64:
         raise ValueError(f"width={width} is for {ResNet18.name} only; {name} has one width, leave it at 64")
@@ -38,8 +39,8 @@ def build(name: str, *, width: int = 64, weights: str | None = None) -> Backbone
             f"unknown backbone {name!r}; choose one of {', '.join(names())}, "
             "or hf:<name> for a Hugging Face model or the folder of one"
         )
-    if weights is None:
-        backbone.load_pretrained()
-    else:
+    if weights is not None:
         backbone.load_weights(weights)
+    elif pretrained:
+        backbone.load_pretrained()
     return backbone

@@ -1,6 +1,6 @@
 """What every backbone is: named stages from pixels to one vector per image."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from itertools import islice
 from pathlib import Path
@@ -90,6 +90,17 @@ class Backbone(nn.Module):
             if parameter.ndim == 4:
                 parameter.data = parameter.contiguous(memory_format=torch.channels_last)
         return frozen.eval()
+
+    @torch.inference_mode()
+    def n_outputs(self, size: int, network: Callable[[Tensor], Tensor], device: torch.device) -> int:
+        """How many numbers a frozen part of it gives for images of this side; ValueError if it takes none such."""
+        try:
+            return int(network(torch.zeros(1, 3, size, size, device=device)).shape[1])
+        except RuntimeError as error:  # some networks take one size only
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"{self.name} does not take images of {size} px ({reason}); set image_size={self.default_size}, its own"
+            ) from error
 
     def load_pretrained(self) -> None:
         """Load the weights that it comes with; nothing happens where there are none."""

@@ -99,16 +99,21 @@ class Folder:
     @contextmanager
     def alone(self, progress: bool | None) -> Iterator[None]:
         """Keep other processes out of the folder, or wait until they are done."""
-        self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            if is_wanted(progress):
-                print(f"waiting for another process that extracts features in {self.path}", file=sys.stderr)
-            lock.acquire()
-        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if is_wanted(progress):
+                    print(f"waiting for another process that extracts features in {self.path}", file=sys.stderr)
+                lock.acquire()
             yield
+        except OSError as error:
+            raise ValueError(
+                f"cannot keep features in {self.path}: {error.strerror or error}; make room there, or set "
+                "COMBEMB_CACHE to another folder"
+            ) from error
         finally:
             lock.release()
 
@@ -234,7 +239,7 @@ class Writer:
         n_bytes, free = self._bytes(self.folder.n_images), shutil.disk_usage(self.folder.path).free
         if n_bytes > free:
             raise ValueError(
-                f"the features take {n_bytes / 1e9:,.1f} GB, but {self.folder.path} has {free / 1e9:,.1f} GB left; "
+                f"the features take {n_bytes / 1e6:,.0f} MB, but {self.folder.path} has {free / 1e6:,.0f} MB left; "
                 "make room, set COMBEMB_CACHE to a folder on another disk, or take fewer views"
             )
         source = self.folder.best(self.recipe)

@@ -1,6 +1,9 @@
 """Features of images by a frozen backbone, made once and kept in a cache."""
 
+import ctypes
 import math
+import multiprocessing
+import signal
 import sys
 import time
 import warnings
@@ -79,10 +82,10 @@ def extract(
     if stored is not None and not _is_mended(stored, images):
         return _features(folder, stored, n_views, is_hit=True)
     if not keep:
+        network = _network(backbone, last_stage, device)
+        backbone.n_outputs(size, network, device)
         with torch.inference_mode():
-            return _in_memory(
-                _Batches(views, range(n_views), 0, batch_size), _network(backbone, last_stage, device), device
-            )
+            return _in_memory(_Batches(views, range(n_views), 0, batch_size), network, device)
     with folder.alone(progress):
         known = folder.best(recipe)
         if known is not None and _is_mended(known, images):
@@ -92,7 +95,7 @@ def extract(
             return _features(folder, stored, n_views, is_hit=True)
         with torch.inference_mode():
             network = _network(backbone, last_stage, device)
-            n_features = network(torch.zeros(1, 3, size, size, device=device)).shape[1]
+            n_features = backbone.n_outputs(size, network, device)
             with Writer(folder, recipe, n_features) as writer:
                 batches = _Batches(views, range(writer.first_view, n_views), writer.done, batch_size)
                 _fill(writer, batches, network, device=device, n_workers=n_workers, progress=progress)
@@ -223,11 +226,12 @@ class _Batches(Dataset[_Batch]):
 
 
 def _default_workers(images: Images) -> int:
-    """Processes that decode: none for pixels and few files, nor where a process cannot safely be forked.
+    """Processes that decode: none for pixels and few files, nor where a process cannot (safely) be forked.
 
     A process that is not forked imports the main script again, which must then be written for that.
     """
-    if images.files is None or len(images) < FEW_FILES or sys.platform != "linux":
+    cannot_fork = sys.platform != "linux" or multiprocessing.current_process().daemon
+    if images.files is None or len(images) < FEW_FILES or cannot_fork:
         return 0
     return max(1, min(4, n_cores() - 1))
 
@@ -242,6 +246,7 @@ def _loaded(batches: _Batches, n_workers: int | None) -> Iterator[_Batch]:
         batch_size=None,
         num_workers=n_workers,
         collate_fn=_unchanged,
+        worker_init_fn=_end_with_parent,
         multiprocessing_context=None if n_workers == 0 else "fork" if sys.platform == "linux" else "spawn",
         generator=torch.Generator(),  # else a loader draws from the global one
     )
@@ -249,6 +254,13 @@ def _loaded(batches: _Batches, n_workers: int | None) -> Iterator[_Batch]:
         # Python 3.12 warns of forks beside threads; the workers run nothing but Pillow and numpy.
         warnings.simplefilter("ignore", DeprecationWarning)
         return iter(loader)
+
+
+def _end_with_parent(_: int) -> None:
+    """Let Linux kill this worker when its parent is killed; a full pipe, which nobody reads, would keep it for ever."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -62,7 +62,8 @@ def load(source: str) -> tuple[Any, dict[str, Any]]:
         raise ValueError(f"hf:{source} needs transformers ({error}); pip install combemb[hf]") from error
     where = {"pretrained_model_name_or_path": source, "local_files_only": Path(source).is_dir()}
     log = transformers.utils.logging
-    verbosity = log.get_verbosity()
+    verbosity, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.disable_progress_bar()
     log.set_verbosity_error()  # it reports heads that are not used here; what is missing is looked at below
     try:
         model, report = transformers.AutoModel.from_pretrained(
@@ -73,6 +74,8 @@ def load(source: str) -> tuple[Any, dict[str, Any]]:
         raise ValueError(f"cannot load hf:{source}: {reason}; give a model's name on the hub or its folder") from error
     finally:
         log.set_verbosity(verbosity)
+        if has_bars:
+            log.enable_progress_bar()
     missing = [key for key in report["missing_keys"] if "pooler" not in key.split(".")]
     if missing:
         raise ValueError(f"the files of hf:{source} lack {len(missing)} tensors ({first_of(missing)}); get them again")

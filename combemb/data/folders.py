@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from combemb.data.images import Images, image_suffixes
+from combemb.data.images import Images, image_suffixes, looks_like_image
 from combemb.data.manifests import MANIFEST_SUFFIXES, PARQUET_SUFFIXES, read_manifest
 
 UNLABELLED = ("unlabelled", "unlabeled")
@@ -20,7 +20,8 @@ def read_images(path: str | Path) -> Images:
     Folder: each sub-folder is a class, with all that lies below it; loose images and those in `unlabelled/` have no
     label. If it holds exactly `train/`, with sub-folders, and `test/` (or `val/`), these are read so, and `is_test` is
     set. Images come in the order of their paths, and ids are the paths below the folder. Hidden files, run folders and
-    files whose suffix is no image's are passed over; links are followed, but not in circles.
+    files whose suffix is no image's are passed over, of those without a suffix such as do not begin like an image;
+    links are followed, but not in circles.
     """
     path = Path(path)
     if path.is_dir():
@@ -69,7 +70,10 @@ def are_pixels(x: np.ndarray) -> bool:
 
 def image_files(folder: Path) -> list[str]:
     """The paths of all images below the folder, relative to it, with `/` between the parts, sorted."""
-    return sorted(_walk(folder, "", ()))
+    try:
+        return sorted(_walk(folder, "", ()))
+    except PermissionError as error:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}; mend its permissions, or move it") from error
 
 
 def _read_npy(path: Path) -> Images:
@@ -145,8 +149,11 @@ def _visible(folder: Path) -> list["os.DirEntry[str]"]:
 
 
 def _is_run(entry: "os.DirEntry[str]") -> bool:
-    return entry.is_dir() and (Path(entry.path) / "run.json").is_file()
+    return entry.is_dir() and os.path.isfile(os.path.join(entry.path, "run.json"))  # noqa: PTH113, PTH118
 
 
 def _is_image(entry: "os.DirEntry[str]") -> bool:
-    return not entry.is_dir() and Path(entry.name).suffix.lower() in image_suffixes()
+    if entry.is_dir():
+        return False
+    suffix = Path(entry.name).suffix.lower()
+    return suffix in image_suffixes() or (suffix == "" and entry.is_file() and looks_like_image(Path(entry.path)))

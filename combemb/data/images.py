@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 # Pillow names these formats but cannot show them, or hands them to another program (EPS).
 NO_PICTURES = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
 FREQUENT = ("JPEG", "PNG")
+PHOTOS = frozenset(  # of phones and cameras, which Pillow cannot read without help
+    {".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"}
+)
 MOST_BROKEN = 0.1  # of the images
 HASH_BYTES = 16 * 2**20  # of pixels hashed at a time
 
@@ -106,9 +109,9 @@ class Images:
         known[self.is_test] = None if self.labels.ndim == 1 else -1
         return known
 
-    @cached_property
+    @property
     def key(self) -> str:
-        """Hex digest that changes with every pixel of an array, or with the path, size and time of each file.
+        """Hex digest that changes with every pixel of an array, or with the path, size and times of each file.
 
         Files are not opened, labels do not count, and a missing file is part of the key too.
         """
@@ -121,7 +124,7 @@ class Images:
         else:
             assert self.files is not None
             for file in self.files:
-                digest.update(os.fsencode(Path(file).absolute()) + repr(_size_and_time(file)).encode())
+                digest.update(os.fsencode(Path(file).absolute()) + repr(_size_and_times(file)).encode())
         return digest.hexdigest()
 
 
@@ -137,8 +140,17 @@ def refuse_many_broken(broken: dict[int, str], images: Images) -> None:
 
 @cache
 def image_suffixes() -> frozenset[str]:
-    """The lower-case endings of files that may be images, such as `.jpg`."""
-    return frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in _formats())
+    """The lower-case endings of files that may be images, such as `.jpg`; of photos also those that cannot be read."""
+    return PHOTOS | {suffix for suffix, name in Image.registered_extensions().items() if name in _formats()}
+
+
+def looks_like_image(file: Path) -> bool:
+    """Whether a file begins like an image; it may yet be broken."""
+    try:
+        with _silence, Image.open(file, formats=_formats()):
+            return True
+    except Exception:  # damaged files make Pillow raise nearly anything
+        return False
 
 
 @cache
@@ -171,12 +183,13 @@ def _check_pixels(pixels: np.ndarray) -> None:
         raise ValueError(f"pixels have shape {shape}, which is empty; give at least one image and one pixel")
 
 
-def _size_and_time(file: Path) -> tuple[int, int]:
+def _size_and_times(file: Path) -> tuple[int, int, int]:
+    """Of its content and of its place on the disk: a copy may carry the former over, but not the latter."""
     try:
         found = Path(file).stat()
     except OSError:
-        return -1, -1
-    return found.st_size, found.st_mtime_ns
+        return -1, -1, -1
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _read_file(file: Path, at_least: int) -> Image.Image:
@@ -196,7 +209,9 @@ def _read_file(file: Path, at_least: int) -> Image.Image:
 
 def _reason(file: Path, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "zero bytes" if _size_and_time(file)[0] == 0 else "no image of a known format"
+        if file.suffix.lower() in PHOTOS:
+            return f"{file.suffix} cannot be read; convert it, to JPEG for instance"
+        return "zero bytes" if _size_and_times(file)[0] == 0 else "no image of a known format"
     if isinstance(error, Image.DecompressionBombError):
         return f"too many pixels: {error}"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -211,9 +226,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):
-        return _grey(np.asarray(image) >> 8)
-    if image.mode in ("I", "F"):
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         return _grey(_eight_bits(np.asarray(image)))
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -226,10 +239,10 @@ def _grey(values: np.ndarray) -> Image.Image:
 
 
 def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Whole numbers up to 16 bits lose the lower byte; of others the smallest becomes 0 and the largest 255."""
+    """Whole numbers of 8, 12 or 16 bits keep the upper 8; of others the smallest becomes 0 and the largest 255."""
     low, high = float(values.min()), float(values.max())
-    if values.dtype.kind == "i" and low >= 0 and high < 2**16:
-        return values >> 8
+    if values.dtype.kind in "iu" and low >= 0 and high < 2**16:
+        return values >> next(bits - 8 for bits in (8, 12, 16) if high < 2**bits)
     if not np.isfinite([low, high]).all():
         raise ValueError("holds NaN or infinity")
     return np.round((values.astype(np.float64) - low) * (255 / max(high - low, 1e-300)))

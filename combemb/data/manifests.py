@@ -1,5 +1,6 @@
 """Manifests: tables with the path of each image, its labels, the part it belongs to, and its id."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from combemb.data.images import Images
 PARQUET_SUFFIXES = (".parquet", ".pq")
 MANIFEST_SUFFIXES = (".csv", *PARQUET_SUFFIXES)
 COLUMNS = ("path", "label", "labels", "split", "id")
+UNLABELLED = "-1"  # as well as an empty cell
 BETWEEN = "|"  # stands between several labels of one image
 
 
 def read_manifest(path: str | Path) -> Images:
     """Read a table with `path` (absolute, or relative to the table's folder) and optional `label`, `split` and `id`.
 
-    `label` (or `labels`): text, empty if unlabelled; if any row holds several, joined by `|`, the labels become a
+    `label` (or `labels`): text, empty or -1 if unlabelled; if any row holds several, joined by `|`, the labels become a
     table (N, C) of 0/1. `split`: train or test. `id`: by default the path as it is written.
     """
     path = Path(path)
@@ -85,7 +87,7 @@ def _interpret(columns: dict[str, list[str]], folder: Path) -> Images:
         raise ValueError(f"`path` is empty in row {paths.index('') + 1}")
     files = [folder / path for path in paths]
     ids = columns.get("id", paths)
-    for name, values in (("path", [str(file) for file in files]), ("id", ids)):
+    for name, values in (("path", [os.path.abspath(file) for file in files]), ("id", ids)):  # noqa: PTH100
         _require_distinct(name, values)
     return Images(
         files=files,
@@ -112,6 +114,7 @@ def _read_split(values: list[str]) -> np.ndarray:
 
 def _read_labels(values: list[str]) -> dict[str, Any]:
     """The fields `labels` and `class_names` of the images; none if no image has a label."""
+    values = ["" if value.strip() == UNLABELLED else value for value in values]
     names = [[name.strip() for name in value.split(BETWEEN)] if value.strip() else [] for value in values]
     for row, several in enumerate(names):
         if "" in several:

@@ -28,7 +28,8 @@ from combemb.metrics import code_use
 from combemb.runs import Run
 
 MOST_FEATURES = 4_096  # that discovery looks at beside the embeddings; maps of a backbone that is fine-tuned are larger
-KEPT = ("_backbone", "_weights_digest", "_data")  # beside the fitted state, for as long as the settings stay the same
+KEPT = ("_backbone", "_backbone_digest", "_data")  # beside the fitted state, for as long as the settings stay the same
+OTHER = {"images": "the images", "labels": "the labels", "backbone_digest": "the weights of the backbone"}  # by digest
 DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit, at most
 
 
@@ -331,13 +332,15 @@ class Method(FromImages, Settings, ABC):
         chosen = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         if chosen["backbone_weights"] is not None:
             chosen["backbone_weights"] = str(Path(chosen["backbone_weights"]).absolute())  # a run is read from anywhere
+        if chosen["backbone"].startswith("hf:") and (local := Path(chosen["backbone"][3:])).is_dir():
+            chosen["backbone"] = f"hf:{local.absolute()}"
         size = getattr(self, "image_size_", None)
         return {
             "combemb": __version__,
             "method": self._name(),
             "fields": chosen,
             "image_size": size,
-            "backbone_digest": None if size is None else self._weights_digest,
+            "backbone_digest": None if size is None else self._backbone_digest,
             "classes": classes.tolist(),
             "source": getattr(self, "source_", None),  # where the data lay, to index them without being told again
         }
@@ -363,8 +366,9 @@ def _require_same(run: Run, config: dict[str, Any]) -> None:
     parts = {**{name: stored.get(name) for name in names}, **stored["fields"], **stored["data"]}
     now = {**{name: config[name] for name in names}, **config["fields"], **config["data"]}
     changed = [name for name in {**parts, **now} if parts.get(name) != now.get(name)]
-    differences = "; ".join(f"{name} was {parts.get(name)}, now it is {now.get(name)}" for name in changed)
-    require(not changed, f"cannot resume {run.folder}: {differences}")
+    others = [f"{OTHER[name]} are others now" for name in changed if name in OTHER]
+    others += [f"{name} was {parts.get(name)}, now it is {now.get(name)}" for name in changed if name not in OTHER]
+    require(not changed, f"cannot resume {run.folder}: {'; '.join(others)}; undo that, or begin anew with overwrite")
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from combemb import processes
+from combemb import backbones, processes
 from combemb.backbones.base import Backbone
 from combemb.backbones.feature_map import FeatureMap, fit_feature_map
 from combemb.data.augmentation import Views
@@ -155,7 +155,10 @@ class DeepMethod(Method):
         )
         if self.finetune == "last":
             return self._extracted(images, n_views, progress, last_stage=True)
-        views = Views(images, self._size(images), self.augmentation, int(self.seed))
+        self._require_same_backbone()
+        size = self._size(images)
+        self._backbone.n_outputs(size, self._backbone.for_inference(), torch.device("cpu"))  # or refuse the size
+        views = Views(images, size, self.augmentation, int(self.seed))
         rows, broken = readable(images, progress)
         return made_of(images, ImageItems(views, rows), rows, broken)
 
@@ -186,6 +189,11 @@ class DeepMethod(Method):
     @property
     def _is_finetuned(self) -> bool:
         return self.finetune != "none" and hasattr(self, "image_size_")  # which only a fit on images sets
+
+    @property
+    def _borrowed(self) -> dict[str, Tensor]:
+        """Nothing where all of the backbone trains."""
+        return {} if self.finetune == "all" else super()._borrowed
 
     def _trained_part(self) -> LastStage | Backbone | None:
         """A copy of what trains of the backbone, on the device; None for embeddings and a frozen backbone."""
@@ -247,6 +255,9 @@ class DeepMethod(Method):
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Build the module again and fill it."""
+        if self._is_finetuned and self.finetune == "all":
+            with seeded(self.seed):
+                self._backbone = backbones.build(self.backbone, width=self.backbone_width, pretrained=False)
         components = state.get("feature_map.components")
         feature_map = None if components is None else FeatureMap(*components.shape)
         self._assemble(self._trained_part(), feature_map, len(self.classes_))

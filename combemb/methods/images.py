@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from combemb import backbones
 from combemb.backbones.base import Backbone
@@ -105,16 +106,12 @@ class FromImages:
             f"{self.backbone} comes without weights; give backbone_weights=FILE, or let a method that trains a "
             "network train it with finetune='all'",
         )
-        require(
-            self._weights_digest == getattr(self, "backbone_digest_", self._weights_digest),
-            f"{self.backbone} is another than when this model was fitted: its weights or settings have changed; "
-            "bring back the old ones, or fit again",
-        )
+        self._require_same_backbone()
         with limited_threads(max(1, n_cores() // 2)):  # the others decode
             found = extract(
                 images,
                 self._backbone,
-                about={"backbone": self.backbone, "weights": self._weights_digest},
+                about={"backbone": self.backbone, "weights": self._backbone_digest},
                 size=int(self._size(images)),
                 n_views=int(n_views),
                 augmentation=self.augmentation,
@@ -126,6 +123,13 @@ class FromImages:
         items = ArrayItems(found.x)
         items.n_rows = LAST_STAGE_ROWS if last_stage else items.n_rows
         return made_of(images, items, found.rows, found.broken)
+
+    def _require_same_backbone(self) -> None:
+        require(
+            self._backbone_digest == getattr(self, "backbone_digest_", self._backbone_digest),
+            f"{self.backbone} is another than when this model was fitted: its weights or settings have changed; "
+            "bring back the old ones, or fit again",
+        )
 
     def _size(self, images: Images) -> int:
         """The side of the images in pixels, decided once for a fitted method."""
@@ -140,13 +144,18 @@ class FromImages:
         with seeded(self.seed):
             return backbones.build(self.backbone, width=self.backbone_width, weights=self.backbone_weights)
 
+    @property
+    def _borrowed(self) -> dict[str, Tensor]:
+        """What a fitted method needs of the backbone's state and its run folder does not hold."""
+        return self._backbone.state_dict()
+
     @cached_property
-    def _weights_digest(self) -> str:
+    def _backbone_digest(self) -> str:
         backbone = self._backbone
         digest = hashlib.sha256(backbone.settings.encode())
-        for name, tensor in {"mean": backbone.mean, "std": backbone.std, **backbone.state_dict()}.items():
+        for name, tensor in {"mean": backbone.mean, "std": backbone.std, **self._borrowed}.items():
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy())
+            digest.update(tensor.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
 

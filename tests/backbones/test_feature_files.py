@@ -1,6 +1,7 @@
 """Extraction that is killed, run twice at once, or finds damaged files."""
 
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -25,7 +26,7 @@ def record_after_every_batch(monkeypatch):
 
 
 def in_child(work, errors=None) -> int:
-    """Start a forked process that does the work; 0 is the code of one that ends well, 1 that of an OSError."""
+    """Start a forked process that does the work; 0 is the code of one that ends well, 1 that of a ValueError."""
     child = os.fork()
     if child == 0:
         code = 2
@@ -37,7 +38,7 @@ def in_child(work, errors=None) -> int:
             work()
             sys.stderr.flush()
             code = 0
-        except OSError:
+        except ValueError:
             code = 1
         finally:
             os._exit(code)
@@ -78,6 +79,53 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path, batch, n_workers):
     found = run(images, tmp_path / "cache", backbone, n_workers=n_workers)
     assert backbone.n_seen == 3 * (30 - done)
     assert content(found.folder) == content(whole.folder)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a dead one whose parent has not asked for it still has an entry."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads decode")
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    """Batches are larger than a pipe holds, so that workers are busy writing when nobody reads any more."""
+    images, pids = files(tmp_path / "files", n=60), tmp_path / "pids"
+
+    def work():
+        def on_batch(number):
+            if number == 2:
+                pids.write_text(Path(f"/proc/self/task/{os.getpid()}/children").read_text())
+                time.sleep(0.5)
+                kill_self()
+
+        run(images, tmp_path / "cache", Tiny(on_batch), size=128, n_workers=2)
+
+    assert end_of(in_child(work)) == -signal.SIGKILL
+    workers = [int(pid) for pid in pids.read_text().split()]
+    assert len(workers) == 2
+    until = time.monotonic() + 5
+    while any(map(is_alive, workers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    left = [pid for pid in workers if is_alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def test_inside_a_worker_of_a_pool_threads_decode(tmp_path):
+    images = files(tmp_path / "files", n=features.FEW_FILES)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(features._default_workers, [images]) == 0
+    assert features._default_workers(images) == (1 if sys.platform == "linux" else 0)
+
+
+@pytest.mark.parametrize("cache", ["/proc/none", "/dev/null/cache"])
+def test_a_cache_that_cannot_be_written_is_named_with_what_to_do(cache):
+    with pytest.raises(ValueError, match=rf"cannot keep features in {cache}/.*; .*set COMBEMB_CACHE"):
+        run(some_images(), Path(cache))
 
 
 def changes_files(event, args):

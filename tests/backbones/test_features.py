@@ -256,7 +256,7 @@ def test_features_that_are_not_finite_name_the_image(tmp_path, scale):
         ({"batch_size": 0}, "batch_size=0 must be 1 or more"),
         ({"size": 7}, "size=7 is too small for tiny; give 8 or more"),
         ({"seed": -1}, "seed=-1; give 0 or more"),
-        ({"n_views": 10**12}, r"the features take 360,000.0 GB, but .* left; .*COMBEMB_CACHE"),
+        ({"n_views": 10**12}, r"the features take 360,000,000 MB, but .* left; .*COMBEMB_CACHE"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(tmp_path, settings, message):

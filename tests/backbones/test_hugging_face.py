@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from combemb.backbones import build
 from combemb.backbones.hugging_face import split
 from combemb.backbones.resnet18 import ResNet18
+from combemb.methods.combemb import CombEmb
 
 TOKENS = {
     "hidden_size": 16,
@@ -314,3 +316,21 @@ def test_resnet18_computes_what_the_resnet_of_transformers_does():
     with torch.no_grad():
         found = nn.Sequential(*list(ours.stages.values())[1:])(x)
         torch.testing.assert_close(found, theirs(x).last_hidden_state)
+
+
+@pytest.mark.parametrize("finetune", ["none", "all"])
+def test_a_model_that_takes_one_size_says_which(tmp_path, finetune):
+    config = transformers.SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=7, image_size=56)
+    name = save(transformers.SwinModel(config), tmp_path, {"size": {"height": 56, "width": 56}})
+    x, labels = np.random.default_rng(0).integers(0, 256, (40, 24, 24, 3), np.uint8), np.arange(40) % 6 - 1
+    model = CombEmb(bits=4, epochs=1, backbone=name, image_size=24, finetune=finetune)
+    with pytest.raises(ValueError, match=r"does not take images of 24 px \(.*\); set image_size=56, its own"):
+        model.fit(x, labels)
+    assert model.set_params(image_size=56).fit(x, labels).embed(x).isfinite().all()
+
+
+def test_nothing_is_printed_while_it_is_loaded(tmp_path, capfd):
+    _, name = saved("ViT", tmp_path)
+    capfd.readouterr()
+    build(name)
+    assert capfd.readouterr() == ("", "")

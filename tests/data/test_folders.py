@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from combemb.data import is_images, read_images
+from combemb.data.images import BrokenImage
 
 
 def write_images(folder, *names):
@@ -62,6 +63,18 @@ def test_hidden_files_and_other_suffixes_are_passed_over(tmp_path):
     for name in ("cat/Thumbs.db", "cat/notes.txt", "cat/paper.pdf", "cat/labels.csv", "cat/features.h5", "cat/png"):
         write_text(tmp_path / name, "x")
     assert read_images(tmp_path).ids.tolist() == ["cat/1.png"]
+
+
+def test_photos_that_cannot_be_read_and_images_without_a_suffix_are_listed(tmp_path):
+    write_images(tmp_path, "cat/1.png", "dog/2.png")
+    (tmp_path / "dog/2.png").rename(tmp_path / "dog/2")
+    for name in ("cat/3.HEIC", "cat/4.cr2"):
+        write_text(tmp_path / name, "x")
+    images = read_images(tmp_path)
+    assert images.ids.tolist() == ["cat/1.png", "cat/3.HEIC", "cat/4.cr2", "dog/2"]
+    assert images.read(3).mode == "RGB"
+    with pytest.raises(BrokenImage, match=r"\.HEIC cannot be read; convert it"):
+        images.read(1)
 
 
 def test_a_file_that_only_looks_like_an_image_is_listed_as_one(tmp_path):
@@ -203,6 +216,21 @@ def test_several_labels_make_a_table(tmp_path, name, suffix):
     images = read_images(path)
     assert images.class_names.tolist() == ["cat", "dog", "owl"]
     assert images.labels.tolist() == [[1, 1, 0], [-1, -1, -1], [0, 0, 1], [1, 0, 1]]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_minus_one_is_no_class(tmp_path, suffix):
+    one = read_images(write_manifest(tmp_path, suffix, path=list("abc"), label=["dog", "-1", " -1 "]))
+    assert one.labels.tolist() == ["dog", None, None]
+    several = read_images(write_manifest(tmp_path, suffix, path=list("abc"), label=["dog|cat", "-1", ""]))
+    assert several.class_names.tolist() == ["cat", "dog"]
+    assert several.labels.tolist() == [[1, 1], [-1, -1], [-1, -1]]
+
+
+def test_a_file_that_is_listed_by_two_paths_is_listed_twice(tmp_path):
+    path = write_manifest(tmp_path, ".csv", path=["a.png", "b.png", str(tmp_path / "a.png")])
+    with pytest.raises(ValueError, match="rows 1 and 3 have the same `path`"):
+        read_images(path)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from combemb import methods
 from combemb.backbones import build
 from combemb.cli import app
+from combemb.data.folders import read_images
 from combemb.machine import seeded
 from combemb.methods.combemb import CombEmb
 from combemb.methods.itq import ITQ
@@ -44,6 +45,50 @@ def make(tmp_path_factory):
 
 
 # What has changed meanwhile
+
+
+def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_seen(make, tmp_path):
+    folder = write_folder(tmp_path / "photos", [name.replace(".png", ".bmp") for name in IDS])
+    images = read_images(folder)
+    model = make().fit(images)
+    before, file = model.embed(images), images.files[3]
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    file.write_bytes(images.files[30].read_bytes())
+    os.utime(file, ns=times)
+    for again in (images, folder):
+        z = model.embed(again)
+        assert not torch.allclose(z[3], before[3], atol=1e-3)
+        torch.testing.assert_close(z[4:], before[4:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_backbone_that_was_trained_as_a_whole_needs_no_other_weights(make, tmp_path):
+    weights = tmp_path / "start.safetensors"
+    save_file(build("resnet18", width=4).state_dict(), weights)
+    model = make(finetune="all", backbone_weights=str(weights)).fit(PIXELS, LABELS, folder=tmp_path / "run")
+    weights.unlink()
+    loaded = methods.load(tmp_path / "run")
+    assert torch.equal(loaded.embed(PIXELS), model.embed(PIXELS))
+    with pytest.raises(ValueError, match=r"start.safetensors"):
+        loaded.fit(PIXELS, LABELS)
+
+
+@pytest.mark.parametrize("finetune", ["none", "last", "all"])
+def test_other_pixel_scales_of_a_hugging_face_model_are_noticed(tmp_path, monkeypatch, finetune):
+    monkeypatch.chdir(tmp_path)
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, image_size=16, patch_size=8
+    )
+    transformers.ViTModel(config).save_pretrained("vit")
+    scale = Path("vit/preprocessor_config.json")
+    scale.write_text(json.dumps({"size": {"height": 16, "width": 16}}))
+    model = CombEmb(**QUICK, backbone="hf:vit", finetune=finetune).fit(PIXELS, LABELS, folder="run")
+    scale, run = scale.absolute(), Path("run").absolute()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert torch.equal(methods.load(run).embed(PIXELS), model.embed(PIXELS))
+    scale.write_text(json.dumps({"size": {"height": 16, "width": 16}, "image_mean": [0.1, 0.2, 0.3]}))
+    with pytest.raises(ValueError, match="is another than when this model was fitted"):
+        methods.load(run).embed(PIXELS)
 
 
 def test_a_run_knows_the_weights_of_its_backbone(make, tmp_path, monkeypatch):
@@ -91,7 +136,7 @@ def test_a_run_is_not_resumed_with_other_images(make, tmp_path):
         make(Stopped, batch_size=512).fit(pixels, labels, folder=tmp_path / "run")
     other = pixels.copy()
     other[1::2] = 255 - other[1::2]
-    with pytest.raises(ValueError, match=r"cannot resume .*: images was"):
+    with pytest.raises(ValueError, match=r"cannot resume .*: the images are others now"):
         make(Stopped, batch_size=512).fit(other, labels, folder=tmp_path / "run", resume=True)
 
 
