@@ -23,7 +23,7 @@ from combemb.backbones.feature_files import Folder, Recipe, Stored, Writer
 from combemb.data.augmentation import NO_STEPS, Augmentation, Views
 from combemb.data.colour import coloured
 from combemb.data.images import BrokenImage, Images, refuse_many_broken
-from combemb.machine import n_cores
+from combemb.machine import memory_kept, n_cores
 from combemb.progress import Display
 
 SECONDS_BETWEEN_RECORDS = 5.0  # what a killed process loses at most
@@ -84,7 +84,7 @@ def extract(
     if not keep:
         network = _network(backbone, last_stage, device)
         backbone.n_outputs(size, network, device)
-        with torch.inference_mode():
+        with torch.inference_mode(), memory_kept():
             return _in_memory(_Batches(views, range(n_views), 0, batch_size), network, device)
     with folder.alone(progress):
         known = folder.best(recipe)
@@ -93,7 +93,7 @@ def extract(
         stored = folder.find(recipe)  # another process may have made it
         if stored is not None:
             return _features(folder, stored, n_views, is_hit=True)
-        with torch.inference_mode():
+        with torch.inference_mode(), memory_kept():
             network = _network(backbone, last_stage, device)
             n_features = backbone.n_outputs(size, network, device)
             with Writer(folder, recipe, n_features) as writer:
