@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
-LARGEST = 32 * 2**20  # M_MMAP_THRESHOLD
+LARGEST_MMAP_THRESHOLD = 32 * 2**20
 DEVICES = ("auto", "cuda", "mps", "cpu")
 
 
@@ -70,8 +70,8 @@ def memory_kept() -> Iterator[None]:
         yield
     finally:
         libc.mallopt(M_MMAP_MAX, 2**16)  # the default
-        libc.mallopt(M_MMAP_THRESHOLD, LARGEST)  # both as large as glibc's own rule would have made them
-        libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST)
+        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)  # both as large as glibc's own rule would have made them
+        libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_MMAP_THRESHOLD)
         libc.malloc_trim(0)
 
 

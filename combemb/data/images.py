@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -115,16 +115,21 @@ class Images:
 
         Files are not opened, labels do not count, and a missing file is part of the key too.
         """
+        if self.files is None:
+            return self._key_of_pixels
         digest = hashlib.blake2b(digest_size=16)
-        if self.pixels is not None:
-            digest.update(repr(self.pixels.shape).encode())
-            step = max(1, HASH_BYTES // self.pixels[0].nbytes)
-            for start in range(0, len(self), step):
-                digest.update(np.ascontiguousarray(self.pixels[start : start + step]).data)
-        else:
-            assert self.files is not None
-            for file in self.files:
-                digest.update(os.fsencode(Path(file).absolute()) + repr(_size_and_times(file)).encode())
+        for file in self.files:
+            digest.update(os.fsencode(Path(file).absolute()) + repr(_size_and_times(file)).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def _key_of_pixels(self) -> str:
+        """Read once: arrays may be large, and unlike files they are seldom changed under way."""
+        assert self.pixels is not None
+        digest = hashlib.blake2b(repr(self.pixels.shape).encode(), digest_size=16)
+        step = max(1, HASH_BYTES // self.pixels[0].nbytes)
+        for start in range(0, len(self), step):
+            digest.update(np.ascontiguousarray(self.pixels[start : start + step]).data)
         return digest.hexdigest()
 
 

@@ -157,7 +157,8 @@ class DeepMethod(Method):
             return self._extracted(images, n_views, progress, last_stage=True)
         self._require_same_backbone()
         size = self._size(images)
-        self._backbone.n_outputs(size, self._backbone.for_inference(), torch.device("cpu"))  # or refuse the size
+        if not hasattr(self, "classes_"):  # a fit finds out whether the backbone takes this size
+            self._backbone.n_outputs(size, self._backbone.for_inference(), torch.device("cpu"))
         views = Views(images, size, self.augmentation, int(self.seed))
         rows, broken = readable(images, progress)
         return made_of(images, ImageItems(views, rows), rows, broken)
