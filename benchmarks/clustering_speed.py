@@ -20,7 +20,7 @@ import faiss
 import numpy as np
 import torch
 
-from combemb.clustering import kmeans
+from combemb.discovery.kmeans import kmeans
 
 N, LARGE, D, K, SEEN = 60_000, 1_000_000, 288, 100, 75
 THREADS, ROUNDS, ITERATIONS, NOISE = 2, 7, 20, 8.0

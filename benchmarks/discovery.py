@@ -29,12 +29,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from combemb import CombEmb, discover
-from combemb.class_number import ESTIMATORS, Pile, estimate_n_novel
-from combemb.clustering import kmeans
-from combemb.data import open_set_split, sources
+from combemb.data import datasets as sources
+from combemb.data import open_set_split
 from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.discovery_metrics import METRICS, agreement, novelty_auroc
+from combemb.discovery.class_number import ESTIMATORS, Pile, estimate_n_novel
+from combemb.discovery.kmeans import kmeans
+from combemb.discovery.metrics import METRICS, agreement, novelty_auroc
 
 PARTS = ("all", "seen", "novel")
 

@@ -22,11 +22,11 @@ from PIL import Image
 
 from combemb import backbones
 from combemb.backbones.base import Backbone
-from combemb.backbones.features import extract
+from combemb.backbones.extract import extract
 from combemb.data.augmentation import Augmentation, Views
 from combemb.data.colour import coloured
 from combemb.data.images import Images
-from combemb.machine import memory_kept
+from combemb.system.machine import memory_kept
 
 N, SIZE, BATCH, ROUNDS = 1536, 96, 64, 3  # N views in each run
 WANTED = {1: 0.8, 3: 0.5}

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from combemb.arguments import parse_settings
-from combemb.data import open_set_split, sources
+from combemb.cli.options import parse_settings
+from combemb.data import datasets as sources
+from combemb.data import open_set_split
 from combemb.data.images import Images
-from combemb.methods.base import Method
+from combemb.learning.method import Method
 from combemb.methods.combemb import CombEmb
 from combemb.methods.itq import ITQ
-from combemb.metrics import code_retrieval, float_retrieval
+from combemb.search.metrics import code_retrieval, float_retrieval
 
 RESULTS = Path(__file__).parent / "results"
 METHODS = ("combemb", "published", "itq", "features")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from combemb import CodeIndex
-from combemb.codes import Codebook
+from combemb.search.codebook import Codebook
 
 SETS, WORDS, D = 24, 4, 12
 

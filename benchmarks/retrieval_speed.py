@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from combemb import CombEmb
-from combemb.codes import Codebook
-from combemb.data import open_set_split, sources
-from combemb.metrics import code_retrieval
+from combemb.data import datasets as sources
+from combemb.data import open_set_split
+from combemb.search.codebook import Codebook
+from combemb.search.metrics import code_retrieval
 
 N, QUERIES, CLASSES = 60_000, 1_000, 10
 LARGE, FEW = 1_000_000, 20  # memory does not depend on the number of queries, which come in chunks

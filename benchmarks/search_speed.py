@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from combemb import CodeIndex, CombEmb, open_set_split
-from combemb.codes import Codebook
-from combemb.data import sources
+from combemb.data import datasets as sources
+from combemb.search.codebook import Codebook
 
 K, THREADS, ROUNDS = 100, 2, 5
 

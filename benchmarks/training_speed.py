@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from combemb import CombEmb
 from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.data.partly_labelled import PartlyLabelled
-from combemb.training import schedule
+from combemb.learning.batches import PartlyLabelled
+from combemb.learning.loop import schedule
 
 N, V, FEATURES, CLASSES, SEEN = 6_000, 3, 256, 10, 7
 EPOCHS, BATCH, BITS, K, SUB = 80, 512, 24, 4, 12

@@ -14,13 +14,14 @@ an item is unlabelled; *targets* are the hidden truth and reach metrics only. *C
 
 from typing import TYPE_CHECKING, Any
 
-from combemb._version import __version__
 from combemb.data import open_set_split
-from combemb.discovery import Discovery, discover
+from combemb.discovery.discovering import discover
+from combemb.discovery.result import Discovery
 from combemb.methods.combemb import CombEmb
+from combemb.system.version import __version__
 
 if TYPE_CHECKING:
-    from combemb.index import CodeIndex
+    from combemb.search.index import CodeIndex
 
 __all__ = ["CodeIndex", "CombEmb", "Discovery", "__version__", "discover", "open_set_split"]
 
@@ -32,7 +33,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Search is imported when it is asked for: FAISS would cost every start of a fit a part of a second."""
     if name == "CodeIndex":
-        from combemb.index import CodeIndex  # noqa: PLC0415
+        from combemb.search.index import CodeIndex  # noqa: PLC0415
 
         return CodeIndex
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

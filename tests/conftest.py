@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from combemb.methods import deep
-from combemb.training import train
+from combemb.learning import deep
+from combemb.learning.loop import train
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from combemb.discovery import Discovery, discover
+from combemb.discovery.discovering import discover
+from combemb.discovery.result import Discovery
 
 
 def found_in(seen: Sequence[object], n_novel: int, per_class: int = 6) -> tuple[np.ndarray, Discovery]:

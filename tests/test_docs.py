@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from combemb import methods
-
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
@@ -27,4 +25,4 @@ def test_commands_of_the_benchmarks_exist():
 def test_the_import_contract_knows_every_method():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (independent,) = [contract["modules"] for contract in contracts if contract["type"] == "independence"]
-    assert sorted(independent) == [f"combemb.methods.{name}" for name in methods.names()]
+    assert independent == ["combemb.methods.*"]

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from combemb.learning.deep import DeepMethod
+from combemb.learning.loop import descend
 from combemb.methods.combemb import CombEmb
-from combemb.methods.deep import DeepMethod
-from combemb.training import descend
 
 
 def toy_data() -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+RIDGE = 1.0  # added to the scatter within classes, in units of its mean variance
+
 
 class FeatureMap(nn.Module):
     """Unit length, standardised, rotated to principal components, scaled so that the first has variance one.
@@ -67,3 +69,21 @@ def fit_feature_map(chunks: Iterable[Tensor], max_features: int) -> FeatureMap:
     feature_map.mean.copy_(mean)
     feature_map.components.copy_(vectors[:, keep] / (spread[:, None] * values.max().sqrt()))
     return feature_map
+
+
+def discriminant_map(labelled: Tensor, membership: Tensor, some: Tensor, n_features: int) -> Tensor:
+    """Directions in which classes differ more than their items: whiten within classes, then principal components.
+
+    labelled (n, F) with membership (n, C), rows summing to one; some (s, F) of all items, labelled or not, since
+    classes without labels have directions of their own. Returns (F, d), d <= n_features.
+    """
+    weights = membership / membership.sum(dim=0).clamp(min=1e-12)  # (n, C), columns sum to one
+    residual = labelled - membership @ (weights.T @ labelled)
+    scatter = residual.T @ residual / len(residual)
+    mean_variance = scatter.diagonal().mean().clamp(min=1e-12)
+    values, vectors = torch.linalg.eigh(scatter + RIDGE * mean_variance * torch.eye(len(scatter)).to(scatter))
+    whitening = vectors / values.sqrt()  # (F, F)
+    spread = (some - some.mean(dim=0)) @ whitening
+    _, _, directions = torch.linalg.svd(spread.T @ spread)
+    found: Tensor = whitening @ directions[:n_features].T
+    return found

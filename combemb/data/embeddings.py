@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from combemb.progress import tracked
+from combemb.system.progress import tracked
 
 BLOCK_BYTES = 2**20  # what one read of a file takes at a time
 BATCH_ROWS = 512  # of a Parquet file: 4 MB at F = 2,048

@@ -10,14 +10,14 @@ from torch import Tensor
 from combemb.data.augmentation import Views
 from combemb.data.colour import coloured
 from combemb.data.images import BrokenImage, Images, refuse_many_broken
-from combemb.machine import n_cores
-from combemb.progress import Display
+from combemb.system.machine import n_cores
+from combemb.system.progress import Display
 
 
 class ImageItems:
     """The images of `rows` (all unless given) with as many views as a training may want, every number a fresh one.
 
-    With equal seeds, view v of an item has the pixels from which `combemb.backbones.features.extract` makes features.
+    With equal seeds, view v of an item has the pixels from which `combemb.backbones.extract.extract` makes features.
     """
 
     n_views = 2**16

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from combemb.progress import Display
+from combemb.system.progress import Display
 
 
 class Items(Protocol):

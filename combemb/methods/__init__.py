@@ -4,10 +4,8 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-from combemb.methods.base import Method
-from combemb.runs import Run
-
-SHARED = {"base", "deep", "images", "settings", "tower"}
+from combemb.learning.method import Method
+from combemb.learning.run_folder import Run
 
 __all__ = ["Method", "get", "load", "names"]
 
@@ -18,7 +16,7 @@ def names() -> list[str]:
     >>> {"combemb", "itq"} <= set(names())
     True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in SHARED)
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def get(name: str) -> type[Method]:

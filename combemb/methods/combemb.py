@@ -9,21 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from combemb import processes
-from combemb.codes import Codebook
+from combemb.backbones.feature_map import discriminant_map
 from combemb.data.items import Items
 from combemb.data.labels import Labels, require_partly_labelled, same_class
-from combemb.data.partly_labelled import Batch, PartlyLabelled
-from combemb.embedding import prototype_matrix, similarities, soft_assignment, unit
-from combemb.losses import consistency_loss, meta_class_loss, similarity_loss
-from combemb.meta_classes import class_embeddings, draw_meta_classes, meta_labels
-from combemb.methods.deep import DeepMethod
-from combemb.methods.settings import require, setting
-from combemb.metrics import code_use, pair_precision_recall
-from combemb.neighbours import discriminant_map, smoothed
-from combemb.pairs import mutual_neighbours, similar, threshold_for_precision
-from combemb.runs import Run
-from combemb.training import Terms
+from combemb.learning.batches import Batch, PartlyLabelled
+from combemb.learning.deep import DeepMethod
+from combemb.learning.loop import Terms
+from combemb.learning.objectives.losses import consistency_loss, meta_class_loss, similarity_loss
+from combemb.learning.objectives.meta_classes import class_embeddings, draw_meta_classes, meta_labels
+from combemb.learning.objectives.neighbours import smoothed
+from combemb.learning.objectives.pairs import mutual_neighbours, similar, threshold_for_precision
+from combemb.learning.objectives.prototypes import prototype_matrix, similarities, soft_assignment, unit
+from combemb.learning.run_folder import Run
+from combemb.learning.settings import setting
+from combemb.search.codebook import Codebook
+from combemb.search.metrics import code_use, pair_precision_recall
+from combemb.system import processes
+from combemb.system.errors import require
 
 PAIR_RULES = ("similar", "nearest", "neighbours")
 ANCHORS = ("unlabelled", "all")

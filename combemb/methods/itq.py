@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from combemb.backbones.feature_map import moments, unit_rows
-from combemb.codes import Codebook, binary_codebook
 from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels
-from combemb.methods.base import Method
-from combemb.methods.settings import require, setting
-from combemb.runs import Run
+from combemb.learning.method import Method
+from combemb.learning.run_folder import Run
+from combemb.learning.settings import setting
+from combemb.search.codebook import Codebook, binary_codebook
+from combemb.system.errors import require
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

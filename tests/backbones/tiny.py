@@ -8,7 +8,7 @@ from PIL import Image
 from torch import nn
 
 from combemb.backbones.base import Backbone
-from combemb.backbones.features import extract
+from combemb.backbones.extract import extract
 from combemb.data.augmentation import Augmentation
 from combemb.data.images import Images
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from combemb import methods
-from combemb.discovery import Discovery, NothingToDiscover, discover
-from combemb.discovery_metrics import agreement
+from combemb.discovery.discovering import NothingToDiscover, discover
+from combemb.discovery.metrics import agreement
+from combemb.discovery.result import Discovery
 from tests.contract.conftest import N_NOVEL, N_SEEN
 from tests.contract.quick import contents, small
 from tests.pictures import IDS, LABELS, PIXELS, SEEN, TARGETS, write_folder, write_manifest

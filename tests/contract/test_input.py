@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from combemb.metrics import float_retrieval
+from combemb.search.metrics import float_retrieval
 from tests.contract.quick import contents, small, with_field
 
 # Labels

@@ -12,7 +12,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 from combemb import methods
-from combemb.metrics import code_retrieval, float_retrieval
+from combemb.search.metrics import code_retrieval, float_retrieval
 from tests.contract.quick import BITS, CODED, small
 
 # The class

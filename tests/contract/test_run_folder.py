@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from combemb import methods
-from combemb.runs import Run
+from combemb.learning.run_folder import Run
 from tests.contract.quick import BITS, NAMES, TRAINED, contents, small, with_field
 
 # The run folder
@@ -141,8 +141,7 @@ def test_training_is_logged_epoch_by_epoch(trained, plain, tmp_path):
 
 def test_the_list_of_methods_is_the_list_of_files():
     folder = Path(methods.__file__).parent
-    shared = {"__init__", *methods.SHARED}
-    assert sorted(path.stem for path in folder.glob("*.py") if path.stem not in shared) == NAMES
+    assert sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__") == NAMES
     assert {"combemb", "itq"} <= set(NAMES)
     for name in NAMES:
         assert methods.get(name).__module__ == f"combemb.methods.{name}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.data.partly_labelled import Batch, PartlyLabelled
+from combemb.learning.batches import Batch, PartlyLabelled
 from combemb.methods.combemb import CombEmb
 from tests.reference import naive
 

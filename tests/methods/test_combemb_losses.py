@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from combemb.data.items import ArrayItems
-from combemb.data.partly_labelled import Batch
+from combemb.learning.batches import Batch
 from combemb.methods.combemb import PAIR_RULES, CombEmb
 from tests.methods.small_model import (
     FIXED,

@@ -1,0 +1,1 @@
+"""The items of a run folder: indexed, discovered, sorted into folders."""

@@ -1,0 +1,39 @@
+"""The handwritten digits that come with scikit-learn."""
+
+import numpy as np
+
+from combemb.data.datasets.dataset import Source
+
+SIDE = 8  # of a digit image, in pixels
+NOISE = 0.1  # standard deviation added to a view; pixels lie in [0, 1]
+
+
+def digits(n_views: int = 1, seed: int = 0) -> Source:
+    """The 8x8 handwritten digits of scikit-learn; every fifth image is a test image.
+
+    Views after the first are the image moved by up to one pixel, with noise. A linear map of pixels cannot follow a
+    move, so methods do better on the one view.
+    """
+    if n_views < 1:
+        raise ValueError(f"n_views={n_views}; use at least 1, the clean view")
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second
+
+    pixels, targets = load_digits(return_X_y=True)
+    x = (pixels / 16).astype(np.float32)  # (N, 64) in [0, 1]
+    is_test = np.arange(len(x)) % 5 == 0
+    clean = x[~is_test]
+    rng = np.random.default_rng(seed)
+    views = np.stack([clean, *(_moved_and_noisy(clean, rng) for _ in range(n_views - 1))], axis=1)
+    class_names = np.array([str(digit) for digit in range(10)])
+    return Source("digits", views, targets[~is_test], x[is_test], targets[is_test], class_names)
+
+
+def _moved_and_noisy(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(N, 64) images, each moved by -1, 0 or 1 pixels in both directions (zeros enter), with noise, within [0, 1]."""
+    n = len(x)
+    framed = np.pad(x.reshape(n, SIDE, SIDE), ((0, 0), (1, 1), (1, 1)))
+    corners = rng.integers(0, 3, size=(2, n, 1))  # of the window cut out of the frame; 1 is the middle
+    rows, columns = corners + np.arange(SIDE)  # (N, 8) each
+    moved = framed[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]].reshape(n, -1)
+    noise = rng.normal(0, NOISE, size=moved.shape)
+    return np.asarray(np.clip(moved + noise, 0, 1), dtype=np.float32)

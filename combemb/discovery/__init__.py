@@ -1,0 +1,1 @@
+"""Novel classes: clusters, their number, and metrics. Arrays in, arrays out."""

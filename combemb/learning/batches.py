@@ -1,0 +1,132 @@
+"""Batches of two views, part labelled and part not; each epoch's batches are a pure function of the seed."""
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from combemb.data.items import Items
+from combemb.data.labels import Labels
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Two views of the same items, the labelled ones first."""
+
+    rows: Tensor  # (B,) positions in the data
+    x: Tensor  # (B, F), or what else the items are
+    other: Tensor  # (B, F), another view of the same items
+    labels: Tensor  # (B,) class positions or (B, C) of 0/1; -1 = unlabelled
+    n_labelled: int
+    clean: Tensor | None = None  # (B, F), the clean view, for methods that ask for it
+    step: int = 0  # number of the batch since the start of training
+    progress: float = 0.0  # share of the training that lies behind
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device."""
+        x, other, labels = (t.to(device, non_blocking=True) for t in (self.x, self.other, self.labels))
+        clean = None if self.clean is None else self.clean.to(device, non_blocking=True)
+        return replace(self, x=x, other=other, labels=labels, clean=clean)
+
+
+@dataclass(frozen=True)
+class PartlyLabelled:
+    """Items with their labels, and the batches of an epoch."""
+
+    items: Items
+    labels: Labels
+    batch_size: int
+    labelled_share: float  # of a batch
+    seed: int
+    noise: float = 0.0  # of the views made when an item has only one
+    dropout: float = 0.0
+    rank: int = 0
+    world_size: int = 1
+    with_clean: bool = False  # whether batches hold the clean view beside the two
+
+    @cached_property
+    def n_labelled(self) -> int:
+        """Labelled items of a whole batch, over all processes."""
+        wanted = round(self.batch_size * self.labelled_share)
+        return self._even(min(wanted, int(self.labels.is_labelled.sum())))
+
+    @cached_property
+    def n_unlabelled(self) -> int:
+        """Unlabelled items of a whole batch, over all processes."""
+        wanted = self.batch_size - round(self.batch_size * self.labelled_share)
+        return self._even(min(wanted, int((~self.labels.is_labelled).sum())))
+
+    def _even(self, n: int) -> int:
+        if n < self.world_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} and labelled_share={self.labelled_share} leave {n} (un)labelled "
+                f"items for {self.world_size} process(es); use a larger batch"
+            )
+        return n // self.world_size * self.world_size
+
+    def require_enough(self) -> None:
+        """ValueError if a batch would hold no labelled or no unlabelled item."""
+        _ = self.n_labelled, self.n_unlabelled
+
+    def __len__(self) -> int:
+        """Batches per epoch: an epoch draws about as many items as there are."""
+        return math.ceil(len(self.items) / (self.n_labelled + self.n_unlabelled))
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of one epoch, or this process's share of them; the same whenever they are asked for."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        is_labelled = torch.from_numpy(self.labels.is_labelled)
+        labelled = _draws(torch.nonzero(is_labelled)[:, 0], len(self), self.n_labelled, generator)
+        unlabelled = _draws(torch.nonzero(~is_labelled)[:, 0], len(self), self.n_unlabelled, generator)
+        batches = (self._batch(*rows, generator) for rows in zip(labelled, unlabelled, strict=True))
+        yield from _ahead(batches) if self.items.is_slow else batches
+
+    def _batch(self, labelled: Tensor, unlabelled: Tensor, generator: torch.Generator) -> Batch:
+        n, V = len(labelled) + len(unlabelled), self.items.n_views
+        first = torch.randint(V, (n,), generator=generator)
+        second = (first + torch.randint(1, max(V, 2), (n,), generator=generator)) % V
+        parts = torch.arange(n).split([len(labelled), len(unlabelled)])
+        own = torch.cat([part.chunk(self.world_size)[self.rank] for part in parts])
+        rows = torch.cat([labelled, unlabelled])[own]
+        x, other = self.items.take(rows, first[own]), self.items.take(rows, second[own])
+        clean = self.items.take(rows) if self.with_clean else None
+        if V == 1:
+            x, other = (
+                jitter(view, self.noise, self.dropout, rows=own, n=n, generator=generator) for view in (x, other)
+            )
+        labels = torch.from_numpy(self.labels.values[rows.numpy()])
+        return Batch(rows, x, other, labels, len(labelled) // self.world_size, clean)
+
+
+def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, each made by a thread while the one before it is in use."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(next, batches, None)
+            yield batch
+
+
+def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """n_batches times n rows without repeats inside a batch: permutations end to end, remainders left out."""
+    per_pass = max(len(rows) // n, 1)
+    for start in range(0, n_batches, per_pass):
+        shuffled = rows[torch.randperm(len(rows), generator=generator)]
+        yield from shuffled[: per_pass * n].split(n)[: n_batches - start]
+
+
+def jitter(x: Tensor, noise: float, dropout: float, *, rows: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Gaussian noise in proportion to the size of the item's features, then features set to zero at random.
+
+    x (b, F) holds the rows `rows` of a batch of n items; random numbers are drawn for all n, so that several processes
+    that share a batch make the views that one process would.
+    """
+    F = x.shape[1]
+    normal = torch.randn((n, F), generator=generator)[rows]
+    keep = (torch.rand((n, F), generator=generator) >= dropout)[rows]
+    size = x.square().mean(dim=1, keepdim=True).sqrt()
+    return (x + noise * size * normal) * keep

@@ -1,0 +1,188 @@
+"""The one training loop. It knows no method: a method brings its module, its loss terms and, if it must, its step."""
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from combemb.learning.batches import Batch, PartlyLabelled
+from combemb.learning.run_folder import Run
+from combemb.system import processes
+from combemb.system.machine import seeded
+from combemb.system.progress import Display
+
+Terms = dict[str, Tensor]
+
+
+class Diverged(RuntimeError):
+    """A loss or a gradient is not finite; the module is left as it was before that epoch."""
+
+
+class Trainable(Protocol):
+    """What the loop needs of a method."""
+
+    warmup_share: float
+
+    @property
+    def tower_(self) -> nn.Module:
+        """All that trains, and the buffers that belong to it."""
+
+    def n_epochs(self, steps_per_epoch: int) -> int:
+        """How often to go through the data."""
+
+    def optimisers(self) -> list[Optimizer]:
+        """Fresh optimisers of the module; their learning rates are the peak of the schedule."""
+
+    def on_epoch(self, data: PartlyLabelled, epoch: int) -> None:
+        """Work before each epoch; state that it makes belongs into buffers of the module."""
+
+    def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
+        """One update of the module; returns the named loss terms."""
+
+    def diagnostics(self, batch: Batch, data: PartlyLabelled) -> dict[str, Any]:
+        """Numbers for the log, after each epoch, from its last batch and the data."""
+
+
+def train(
+    method: Trainable,
+    data: PartlyLabelled,
+    run: Run | None = None,
+    progress: bool | None = None,
+    checkpoint_seconds: float = 10.0,
+) -> list[dict[str, Any]]:
+    """Train `method.tower_` on `data`; returns one record per epoch.
+
+    With a run folder each record is logged as it comes, the state is stored after an epoch when the last time is
+    `checkpoint_seconds` ago, and a run that was stopped goes on from there, to exactly the weights that it would have
+    reached without the stop.
+    """
+    module, optimisers = method.tower_, method.optimisers()
+    device = next(module.parameters()).device
+    peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
+    first, log = _restore(run, module, optimisers)
+    processes.same_state(module)
+    n_epochs = method.n_epochs(len(data))
+    n_steps, n_items = n_epochs * len(data), data.n_labelled + data.n_unlabelled
+    stored = time.monotonic()
+    with Display(
+        "training", n_steps * n_items, "items", progress if processes.is_first() else False, first * len(data) * n_items
+    ) as display:
+        for epoch in range(first, n_epochs):
+            began = time.monotonic()
+            module.train()
+            good = {name: tensor.clone() for name, tensor in _state(module, optimisers).items()}
+            sums: dict[str, Tensor] = {}
+            i = 0
+            try:
+                with seeded(data.seed * 1_000_003 + epoch * data.world_size + data.rank):  # for dropout and the like
+                    method.on_epoch(data, epoch)
+                    for i, drawn in enumerate(data.epoch(epoch)):
+                        step = epoch * len(data) + i
+                        _set_rates(optimisers, peaks, schedule(step, n_steps, method.warmup_share))
+                        batch = replace(drawn.to(device), step=step, progress=step / n_steps)
+                        for name, term in method.step(batch, optimisers).items():
+                            sums[name] = sums.get(name, 0) + term.detach()
+                        display.advance(n_items, partial(_line, epoch + 1, n_epochs, sums, i + 1))
+            except Diverged as error:
+                _load_state(good, module, optimisers)
+                if run and processes.is_first():
+                    run.write_checkpoint(epoch, good)
+                raise Diverged(f"epoch {epoch + 1}, step {i + 1} of {len(data)}: {error}") from None
+            seconds = time.monotonic() - began
+            module.eval()
+            record = {
+                "epoch": epoch + 1,
+                **_means(sums, len(data)),
+                **method.diagnostics(batch, data),
+                "items_per_second": round(len(data) * n_items / seconds, 1),
+            }
+            record = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in record.items()}
+            log.append(record)
+            if run and processes.is_first():
+                run.append_log(record)
+                if time.monotonic() - stored >= checkpoint_seconds and epoch + 1 < n_epochs:
+                    run.write_checkpoint(epoch + 1, _state(module, optimisers))
+                    stored = time.monotonic()
+    processes.same_state(module)  # each process has batch statistics of its own where a whole backbone trains
+    module.eval()
+    return log
+
+
+def descend(parameters: Iterable[Tensor], optimiser: Optimizer, terms: Terms, clip_norm: float) -> None:
+    """One step down the sum of the terms, with the gradient's norm clipped; nothing changes if it is not finite."""
+    parameters = list(parameters)
+    optimiser.zero_grad(set_to_none=True)
+    loss = torch.stack(list(terms.values())).sum()
+    loss.backward()
+    processes.average_gradients(parameters)
+    norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
+    if not torch.isfinite(norm + loss.detach()):
+        values = ", ".join(f"{name} {float(term.detach()):.4g}" for name, term in terms.items())
+        raise Diverged(
+            f"the loss or its gradient is not finite ({values}; gradient norm {float(norm):.4g}). "
+            "The state before this epoch is kept; try a lower learning_rate or look for outliers in the data"
+        )
+    optimiser.step()
+
+
+def schedule(step: int, n_steps: int, warmup_share: float) -> float:
+    """Factor on the learning rate: a linear warm-up, then half a cosine to zero.
+
+    >>> [round(schedule(step, 10, 0.2), 2) for step in (0, 1, 2, 6, 9)]
+    [0.5, 1.0, 1.0, 0.5, 0.04]
+    """
+    n_warmup = round(warmup_share * n_steps)
+    if step < n_warmup:
+        return (step + 1) / n_warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - n_warmup) / (n_steps - n_warmup)))
+
+
+def _set_rates(optimisers: list[Optimizer], peaks: list[list[float]], factor: float) -> None:
+    for optimiser, rates in zip(optimisers, peaks, strict=True):
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+
+
+def _means(sums: Terms, n: int) -> dict[str, float]:
+    means = {name: float(processes.mean(total / n)) for name, total in sums.items()}
+    return {"loss": sum(means.values()), **means}
+
+
+def _line(epoch: int, epochs: int, sums: Terms, n: int) -> str:
+    return f"epoch {epoch}/{epochs}  " + "  ".join(f"{name} {float(total) / n:.3f}" for name, total in sums.items())
+
+
+def _state(module: nn.Module, optimisers: list[Optimizer]) -> dict[str, Tensor]:
+    """Weights and optimiser states as a flat table of tensors."""
+    state = {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
+    for i, optimiser in enumerate(optimisers):
+        for j, slots in optimiser.state_dict()["state"].items():
+            state |= {f"optimiser.{i}.{j}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
+    return state
+
+
+def _restore(run: Run | None, module: nn.Module, optimisers: list[Optimizer]) -> tuple[int, list[dict[str, Any]]]:
+    """Put a stored state back; returns the epochs done and their log."""
+    stored = run.checkpoint() if run else None
+    if run is None or stored is None:
+        return 0, []
+    epoch, tensors = stored
+    _load_state(tensors, module, optimisers)
+    return epoch, run.log()
+
+
+def _load_state(tensors: dict[str, Tensor], module: nn.Module, optimisers: list[Optimizer]) -> None:
+    module.load_state_dict({name[7:]: tensor for name, tensor in tensors.items() if name.startswith("module.")})
+    slots: dict[int, dict[int, dict[str, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("optimiser."):
+            _, i, j, slot = name.split(".")
+            slots.setdefault(int(i), {}).setdefault(int(j), {})[slot] = tensor
+    for number, optimiser in enumerate(optimisers):
+        optimiser.load_state_dict({**optimiser.state_dict(), "state": slots.get(number, {})})

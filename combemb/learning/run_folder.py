@@ -1,0 +1,149 @@
+"""The run folder: one fitted model with its configuration, weights and log. No file in it is ever half-written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from pyarrow import csv
+from safetensors.torch import load_file
+from torch import Tensor
+
+from combemb.system.files import write_atomically, write_json, write_tensors
+
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS, CHECKPOINT, LOG = "run.json", "weights.safetensors", "checkpoint.safetensors", "metrics.jsonl"
+DIAGNOSIS, CURVES, BROKEN = "diagnosis.json", "training.png", "broken.csv"
+DISCOVERY, TABLE, TEXT = "discovery.safetensors", "discovery.parquet", "discovery.csv"
+PAGE, MAP = "discovery.html", "discovery-map.png"
+
+
+class Run:
+    """A run folder that a fit writes into."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def check_free(self, overwrite: bool, resume: bool) -> None:
+        """Before any work: ValueError if the folder holds something that must not be replaced."""
+        if overwrite and resume:
+            raise ValueError("overwrite and resume exclude each other; choose one")
+        if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
+            return
+        if not self.has_config():
+            raise ValueError(f"{self.folder} exists and is not a run folder; choose another place")
+        if not (overwrite or resume):
+            raise ValueError(f"{self.folder} holds a run; use overwrite to replace it, or resume to go on with it")
+
+    def start(self, config: dict[str, Any]) -> None:
+        """Begin anew: remove the files of an earlier run and store the configuration."""
+        json.dumps(config, allow_nan=False)  # may fail, and must not after the old run is gone
+        self.folder.mkdir(parents=True, exist_ok=True)
+        discovered = (DISCOVERY, TABLE, TEXT, PAGE, MAP)
+        for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, BROKEN, *discovered, CONFIG):
+            (self.folder / name).unlink(missing_ok=True)
+            for leftover in self.folder.glob(f".{name}.*"):  # of a process that was killed while it wrote
+                leftover.unlink()
+        self.write_config(config)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Store the configuration, atomically."""
+        write_json(self.folder / CONFIG, {"format_version": FORMAT_VERSION, **config})
+
+    @property
+    def discovery(self) -> Path:
+        """Where the clusters that the model found are stored, if it was asked for them."""
+        return self.folder / DISCOVERY
+
+    def has_config(self) -> bool:
+        """Whether a run was ever started here."""
+        return (self.folder / CONFIG).is_file()
+
+    def is_complete(self) -> bool:
+        """Whether the run here came to its end."""
+        return (self.folder / WEIGHTS).is_file()
+
+    def config(self) -> dict[str, Any]:
+        """The configuration of the run in this folder."""
+        path = self.folder / CONFIG
+        try:
+            config: dict[str, Any] = json.loads(path.read_text())
+            version = config["format_version"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{self.folder} is not a readable run folder ({error}); expected {CONFIG} in it"
+            ) from error
+        if version != FORMAT_VERSION:
+            raise ValueError(f"{path} has format_version {version}, this combemb reads {FORMAT_VERSION}; fit again")
+        missing = [key for key in ("method", "fields", "classes") if key not in config]
+        if missing:
+            raise ValueError(f"{path} is damaged, it lacks {', '.join(missing)}; fit again")
+        return config
+
+    def write_weights(self, tensors: dict[str, Tensor]) -> None:
+        """Store the fitted state and drop the checkpoint that it replaces."""
+        write_tensors(self.folder / WEIGHTS, tensors)
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The fitted state."""
+        path = self.folder / WEIGHTS
+        if not path.exists() and (self.folder / CHECKPOINT).exists():
+            raise ValueError(f"the run in {self.folder} was stopped before its end; go on with resume")
+        return _read_tensors(path)
+
+    def write_report(self, diagnosis: dict[str, Any], log: list[dict[str, Any]]) -> None:
+        """Store what one should look at: numbers as JSON and, where something was trained, its curves as a picture."""
+        write_json(self.folder / DIAGNOSIS, diagnosis)
+        if log:
+            from combemb.learning.curves import draw_curves  # noqa: PLC0415 - matplotlib would cost every start half a second
+
+            write_atomically(self.folder / CURVES, lambda temporary: draw_curves(log, temporary))
+
+    def write_broken(self, broken: dict[str, str]) -> None:
+        """List the images that could not be read, if there are any, with the reasons."""
+        if broken:
+            table = pa.table({"id": list(broken), "reason": list(broken.values())})
+            write_atomically(self.folder / BROKEN, lambda temporary: csv.write_csv(table, temporary))
+
+    def write_checkpoint(self, epoch: int, tensors: dict[str, Tensor]) -> None:
+        """Store the state after `epoch` epochs."""
+        write_tensors(self.folder / CHECKPOINT, {**tensors, "epoch": torch.tensor(epoch)})
+
+    def checkpoint(self) -> tuple[int, dict[str, Tensor]] | None:
+        """The last state stored, or None; the log forgets the epochs after it."""
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            (self.folder / LOG).unlink(missing_ok=True)
+            return None
+        tensors = _read_tensors(path)
+        epoch = int(tensors.pop("epoch"))
+        kept = "".join(json.dumps(record) + "\n" for record in self.log() if record["epoch"] <= epoch)
+        write_atomically(self.folder / LOG, lambda temporary: temporary.write_text(kept))
+        return epoch, tensors
+
+    def append_log(self, record: dict[str, Any]) -> None:
+        """Add one epoch's numbers as a line of JSON."""
+        with (self.folder / LOG).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def log(self) -> list[dict[str, Any]]:
+        """All epochs' numbers; a last line cut short by a crash is left out."""
+        path = self.folder / LOG
+        lines = path.read_text().splitlines() if path.exists() else []
+        records = []
+        for line in lines:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                break
+        return records
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except Exception as error:  # safetensors raises its own type for damaged files
+        raise ValueError(f"cannot read {path}: {error}; the file is missing or damaged, fit again") from error
+    return tensors

@@ -1,0 +1,282 @@
+"""An index for other tools and back: plain FAISS files, Parquet files, Lance datasets."""
+
+import importlib
+import json
+import tempfile
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from combemb.search.codebook import WORD_COUNTS, Codebook, Metric
+from combemb.search.fast_scan import BLOCK
+from combemb.search.index import CodeIndex
+from combemb.system.files import write_atomically
+
+FORMAT = 1
+ROWS = 2**20  # that are held in work space at a time, and the most of a row group of Parquet
+COLUMNS = ["id", "code"]
+IN_FAISS = "a FAISS file of an IndexPQ of 1 to 4 bits or an IndexPQFastScan, bare or in an IndexIDMap"
+IN_PARQUET = "a Parquet file of to_parquet"
+IN_LANCE = "a Lance dataset of to_lance"
+
+
+def to_faiss(index: CodeIndex, path: str | Path) -> None:
+    """Write an `IndexPQ` in an `IndexIDMap2` for `faiss.read_index`. Ids must be whole numbers.
+
+    FAISS's inner products are our scores, its L2 distances minus our scores, but it does not scale queries: under
+    "cosine" give it sub-vectors of length 1 / sqrt(M), as those of `embed` are; the words are stored times sqrt(M).
+    """
+    ids = index._ids.values
+    if not isinstance(ids, np.ndarray):
+        raise ValueError("the ids are strings, which a FAISS file cannot hold; use to_parquet, or number the entries")
+    codebook = index.codebook
+    words = _filled(codebook.words.numpy()) * _scale(codebook.metric, len(codebook.sizes))
+    M, K, d = words.shape
+    metric = faiss.METRIC_L2 if codebook.metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    inner = faiss.IndexPQ(M * d, M, K.bit_length() - 1, metric)
+    outer = faiss.IndexIDMap2(inner)
+    faiss.copy_array_to_vector(words.ravel(), inner.pq.centroids)
+    packed = np.empty((len(index), inner.code_size), np.uint8)
+    for rows in _chunks(len(index)):
+        packed[rows] = _pack(index.codes(rows), inner.pq.nbits)
+    faiss.copy_array_to_vector(packed.ravel(), inner.codes)
+    # Set by hand: adding with ids would make a table of ids that is larger than the index and not in the file.
+    faiss.copy_array_to_vector(np.ascontiguousarray(ids), outer.id_map)
+    inner.ntotal = outer.ntotal = len(index)
+    inner.is_trained = outer.is_trained = True
+    write_atomically(Path(path), lambda temporary: faiss.write_index(outer, str(temporary)))
+
+
+def from_faiss(path: str | Path, metric: Literal["cosine", "inner"] = "cosine") -> CodeIndex:
+    """Read an `IndexPQ` of 1 to 4 bits or an `IndexPQFastScan`, with the ids of an `IndexIDMap` or counted from 0.
+
+    metric: what inner products mean, which the file does not say. After "cosine" words may differ by a last digit from
+    those of `to_faiss`. A set ends before words that repeat its first one and that no code names.
+    """
+    if metric not in ("cosine", "inner"):
+        raise ValueError(f"metric={metric!r}; give 'cosine' or 'inner' for inner products, L2 is known from the file")
+    with _reading(path, IN_FAISS):
+        outer: Any = faiss.read_index(str(path))
+        has_ids = isinstance(outer, faiss.IndexIDMap)
+        inner: Any = faiss.downcast_index(outer.index) if has_ids else outer
+        codes = _faiss_codes(inner)
+        if inner.metric_type not in (faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT):
+            raise ValueError(f"it has FAISS's metric {inner.metric_type}, neither inner products nor L2")
+        found: Metric = "l2" if inner.metric_type == faiss.METRIC_L2 else metric
+        M, K = inner.pq.M, inner.pq.ksub
+        words = faiss.vector_to_array(inner.pq.centroids).reshape(M, K, -1) / _scale(found, M)
+        largest = codes.max(axis=0, initial=0)
+        index = CodeIndex(Codebook([_own(w, most) for w, most in zip(words, largest, strict=True)], found))
+        index.add(codes, faiss.vector_to_array(outer.id_map) if has_ids else None)
+        return index
+
+
+def to_parquet(index: CodeIndex, path: str | Path) -> None:
+    """Write columns `id` (int64 or string) and `code` (M uint8 each); the codebook is in the schema's metadata."""
+    schema = _schema(index)
+
+    def write(temporary: Path) -> None:
+        with pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer:
+            for batch in _batches(index, schema):
+                writer.write_batch(batch, ROWS)
+
+    write_atomically(Path(path), write)
+
+
+def from_parquet(path: str | Path) -> CodeIndex:
+    """Read a file of `to_parquet`."""
+    with _reading(path, IN_PARQUET), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        return _index(file.schema_arrow, file.metadata.num_rows, file.iter_batches)
+
+
+def to_lance(index: CodeIndex, path: str | Path) -> None:
+    """Write a Lance dataset, a folder, with the columns and metadata of `to_parquet`.
+
+    A Lance dataset that is there gets a new version, beside which Lance keeps the old ones; anything else is refused.
+    """
+    lance, path, schema = _lance(), Path(path), _schema(index)
+    reader = pa.RecordBatchReader.from_batches(schema, _batches(index, schema))
+    if path.exists():
+        if not _is_dataset(lance, path):
+            raise ValueError(f"{path} is there and no Lance dataset; remove it or give another path")
+        lance.write_dataset(reader, str(path), mode="overwrite")
+        return
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        whole = Path(folder) / path.name
+        lance.write_dataset(reader, str(whole), mode="create")
+        whole.rename(path)
+
+
+def from_lance(path: str | Path) -> CodeIndex:
+    """Read the newest version of a dataset of `to_lance`."""
+    lance = _lance()
+    with _reading(path, IN_LANCE):
+        dataset = lance.dataset(str(path))
+        return _index(dataset.schema, dataset.count_rows(), dataset.to_batches)
+
+
+@contextmanager
+def _reading(path: str | Path, expected: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a damaged file makes FAISS, pyarrow and Lance raise nearly anything
+        raise ValueError(f"cannot read {path}: {error}; expected {expected}") from error
+
+
+def _lance() -> Any:
+    try:
+        return importlib.import_module("lance")
+    except ImportError as error:
+        raise ValueError(f"Lance datasets need pylance ({error}); pip install combemb[lance]") from error
+
+
+def _is_dataset(lance: Any, path: Path) -> bool:
+    try:
+        return path.is_dir() and lance.dataset(str(path)) is not None
+    except (ValueError, OSError):
+        return False
+
+
+def _chunks(n: int) -> Iterator[np.ndarray]:
+    """The rows below n, some at a time."""
+    for start in range(0, n, ROWS):
+        yield np.arange(start, min(start + ROWS, n))
+
+
+def _scale(metric: Metric, M: int) -> np.float32:
+    """What words are multiplied by in a FAISS file; of float32, so that words of 1 and -1 come back exactly."""
+    return np.float32(M**0.5 if metric == "cosine" else 1)
+
+
+def _filled(words: np.ndarray) -> np.ndarray:
+    """Words (M, K, d), for d = 2 at least 8 of a set, below which FAISS refuses to search; the first is repeated."""
+    M, K, d = words.shape
+    n_more = 8 - K if d == 2 and K < 8 else 0
+    return np.concatenate([words, np.broadcast_to(words[:, :1], (M, n_more, d))], axis=1)
+
+
+def _pack(codes: np.ndarray, n_bits: int) -> np.ndarray:
+    """Codes (N, M) -> FAISS's (N, bytes): the bits of all sets one after the other, the lowest first."""
+    bits = np.unpackbits(codes[:, :, None], axis=2, count=n_bits, bitorder="little")
+    return np.packbits(bits.reshape(len(codes), -1), axis=1, bitorder="little")
+
+
+def _unpack(packed: np.ndarray, M: int, n_bits: int) -> np.ndarray:
+    """What `_pack` packed: (N, bytes) -> (N, M) uint8."""
+    bits = np.unpackbits(packed, axis=1, count=M * n_bits, bitorder="little")
+    return np.packbits(bits.reshape(-1, M, n_bits), axis=2, bitorder="little")[:, :, 0]
+
+
+def _faiss_codes(inner: Any) -> np.ndarray:
+    """Codes (N, M) of an index of FAISS."""
+    if not isinstance(inner, faiss.IndexPQ | faiss.IndexPQFastScan):
+        raise ValueError(f"it holds an {type(inner).__name__}")
+    if not 1 <= inner.pq.nbits <= 4 or not inner.is_trained:
+        raise ValueError(f"its codes have {inner.pq.nbits} bits per set{', untrained' * (not inner.is_trained)}")
+    packed = _packed(inner) if isinstance(inner, faiss.IndexPQ) else _packed_of_fast_scan(inner)
+    codes = np.empty((len(packed), inner.pq.M), np.uint8)
+    for rows in _chunks(len(packed)):
+        codes[rows] = _unpack(packed[rows], inner.pq.M, inner.pq.nbits)
+    return codes
+
+
+def _packed(inner: Any) -> np.ndarray:
+    """The codes as `_pack` packs them (N, bytes), which is how an IndexPQ holds them."""
+    return faiss.vector_to_array(inner.codes).reshape(inner.ntotal, inner.code_size)
+
+
+def _packed_of_fast_scan(inner: Any) -> np.ndarray:
+    """The same of an IndexPQFastScan, whose codes lie interleaved in blocks."""
+    if inner.bbs != BLOCK:  # from larger blocks even FAISS reconstructs other vectors than were added
+        raise ValueError(f"its fast scan has blocks of {inner.bbs} codes, not {BLOCK}")
+    packer = inner.get_CodePacker()
+    n_blocks = -(-inner.ntotal // BLOCK)
+    blocks = faiss.vector_to_array(inner.codes)[: n_blocks * packer.block_size].reshape(n_blocks, packer.block_size)
+    packed = np.empty((n_blocks, BLOCK, packer.code_size), np.uint8)
+    for block, some in zip(blocks, packed, strict=True):
+        packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(some))
+    return packed.reshape(-1, packer.code_size)[: inner.ntotal]
+
+
+def _own(words: np.ndarray, largest: int) -> np.ndarray:
+    """The words of a set (K, d) without repeats of the first that only fill it up; no code is above `largest`."""
+    return next(words[:K] for K in WORD_COUNTS if largest < K and (words[K:] == words[0]).all())
+
+
+def _schema(index: CodeIndex) -> Any:
+    """The columns, and as metadata the codebook with a checksum."""
+    codebook = index.codebook
+    words = [w[:K] for w, K in zip(codebook.words.numpy(), codebook.sizes, strict=True)]
+    about = {
+        "format": FORMAT,
+        "metric": codebook.metric,
+        "sizes": codebook.sizes,
+        "d": codebook.words.shape[2],
+        "words": b64encode(np.concatenate(words).astype("<f4").tobytes()).decode(),
+    }
+    text = json.dumps(about)
+    is_int = isinstance(index._ids.values, np.ndarray)
+    return pa.schema(
+        {"id": pa.int64() if is_int else pa.large_string(), "code": pa.list_(pa.uint8(), len(codebook.sizes))},
+        {"combemb_codebook": text, "combemb_crc32": str(zlib.crc32(text.encode()))},
+    )
+
+
+def _batches(index: CodeIndex, schema: Any) -> Iterator[Any]:
+    for rows in _chunks(len(index)):
+        ids = index._ids.values[rows[0] : rows[-1] + 1]  # `index.ids` would make an object of every string
+        codes = pa.FixedSizeListArray.from_arrays(index.codes(rows).ravel(), len(index.codebook.sizes))
+        yield pa.record_batch([pa.array(ids) if isinstance(ids, np.ndarray) else ids, codes], schema=schema)
+
+
+def _codebook(schema: Any) -> Codebook:
+    metadata = schema.metadata or {}
+    text = metadata.get(b"combemb_codebook")
+    if text is None:
+        raise ValueError("it has no codebook, `combemb_codebook` in the metadata of its schema")
+    if str(zlib.crc32(text)).encode() != metadata.get(b"combemb_crc32"):
+        raise ValueError("the checksum of its codebook is wrong")
+    about = json.loads(text)
+    if about["format"] != FORMAT:
+        raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
+    words = np.frombuffer(b64decode(about["words"]), "<f4").reshape(sum(about["sizes"]), about["d"])
+    return Codebook(np.split(words, np.cumsum(about["sizes"])[:-1]), about["metric"])
+
+
+def _index(schema: Any, n: int, batches: Callable[..., Iterable[Any]]) -> CodeIndex:
+    """An index of n rows, of which `batches` gives some columns."""
+    missing = [name for name in COLUMNS if name not in schema.names]
+    if missing:
+        raise ValueError(f"found no `{missing[0]}`, only {schema.names}")
+    codebook = _codebook(schema)
+    kind = schema.field("id").type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ValueError(f"`id` has type {kind}, not whole numbers or strings")
+    kind = pa.int64() if pa.types.is_integer(kind) else pa.large_string()
+    codes, ids, start = np.empty((n, len(codebook.sizes)), np.uint8), [], 0
+    for batch in batches(columns=COLUMNS):
+        column = _lists(batch.column("code"), len(codebook.sizes))
+        if column.null_count or column.flatten().null_count or batch.column("id").null_count:
+            raise ValueError(f"rows {start}..{start + len(batch) - 1} hold nulls")
+        codes[start : start + len(batch)] = column.flatten().to_numpy().reshape(-1, len(codebook.sizes))
+        ids.append(batch.column("id").cast(kind))
+        start += len(batch)
+    index = CodeIndex(codebook)
+    index.add(codes, pa.chunked_array(ids, kind))
+    return index
+
+
+def _lists(column: Any, M: int) -> Any:
+    """Codes as M uint8 each, of whatever lists another tool made of them."""
+    try:
+        return column.cast(pa.list_(pa.uint8(), M))
+    except pa.ArrowException as error:
+        raise ValueError(f"`code` has type {column.type}, not {M} small numbers per row ({error})") from error

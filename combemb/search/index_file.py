@@ -1,0 +1,124 @@
+"""The file of an index: one safetensors file with a checksum for every array, read as a memory map."""
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+from safetensors.numpy import save_file
+
+from combemb.search.codebook import Codebook
+from combemb.search.fast_scan import FastScan
+from combemb.search.groups import Groups
+from combemb.search.ids import Ids
+from combemb.search.joined import Joined
+from combemb.search.parts import Part
+from combemb.system.files import write_atomically
+
+FORMAT = 1
+READ_AT_ONCE = 16 * 2**20  # bytes
+GROUPS = ("firsts", "owners", "starts", "repeats")
+
+
+def write(path: Path, codebook: Codebook, part: Part | None, ids: Ids) -> None:
+    """Write an index of at most one part, atomically."""
+    arrays = {"words": codebook.words.numpy(), **_id_arrays(ids)}
+    if part is not None:
+        arrays |= {"codes": part.scan.blocks, **part.groups.arrays()}
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    about = {
+        "format": FORMAT,
+        "metric": codebook.metric,
+        "sizes": codebook.sizes,
+        "n_entries": len(ids),
+        "n_codes": 0 if part is None else part.groups.n_groups,
+        "crc32": {name: zlib.crc32(array.data) for name, array in arrays.items()},
+        "shapes": {name: [array.dtype.str, *array.shape] for name, array in arrays.items()},
+    }
+    text = json.dumps(about)
+    metadata = {"combemb_index": text, "crc32": str(zlib.crc32(text.encode()))}
+    write_atomically(path, lambda temporary: save_file(arrays, temporary, metadata))
+
+
+def read(path: Path, n_threads: int) -> tuple[Codebook, Part | None, Ids]:
+    """Read what `write` wrote. ValueError if the file is not whole or no index."""
+    try:
+        about, arrays = _arrays(path)
+    except FileNotFoundError:
+        raise ValueError(f"cannot read {path}: there is no such file") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"cannot read {path}: {error}; it is damaged or no index, make it again") from error
+    words = [words[:size] for words, size in zip(arrays["words"], about["sizes"], strict=True)]
+    codebook = Codebook(words, about["metric"])
+    if about["n_entries"] == 0:
+        return codebook, None, Ids(np.empty(0, np.int64))
+    joined = Joined(codebook.sizes)
+    scan = FastScan(joined, arrays["codes"], about["n_codes"], n_threads)
+    groups = Groups(about["n_entries"], *(arrays[name] for name in GROUPS))
+    return codebook, Part(scan, groups), _ids(arrays)
+
+
+def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What the file says of itself, and its arrays as memory maps whose checksums are right."""
+    with path.open("rb") as file:
+        n_bytes = os.fstat(file.fileno()).st_size
+        n_header = int.from_bytes(file.read(8), "little")
+        if not 8 + n_header <= n_bytes:
+            raise ValueError("it is cut short")
+        header = json.loads(file.read(n_header))
+        text = header["__metadata__"]["combemb_index"]
+        if str(zlib.crc32(text.encode())) != header["__metadata__"]["crc32"]:
+            raise ValueError("the checksum of its head is wrong")
+        about = json.loads(text)
+        if about["format"] != FORMAT:
+            raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
+        arrays = {}
+        for name, (dtype, *shape) in about["shapes"].items():
+            start, end = (8 + n_header + offset for offset in header[name]["data_offsets"])
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            if end - start != size or end > n_bytes:
+                raise ValueError(f"its array {name} is cut short")
+            if _crc32(file, start, size) != about["crc32"][name]:
+                raise ValueError(f"the checksum of its array {name} is wrong")
+            arrays[name] = _mapped(file, start, dtype, shape)
+    return about, arrays
+
+
+def _mapped(file: BinaryIO, start: int, dtype: str, shape: list[int]) -> np.ndarray:
+    """Of the open file: its path may name another one by now."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.asarray(np.memmap(file, dtype, "r", start, tuple(shape)))
+
+
+def _crc32(file: BinaryIO, start: int, size: int) -> int:
+    """Read, not mapped, so that what is only looked at once does not stay in memory."""
+    file.seek(start)
+    crc = 0
+    for done in range(0, size, READ_AT_ONCE):
+        crc = zlib.crc32(file.read(min(READ_AT_ONCE, size - done)), crc)
+    return crc
+
+
+def _id_arrays(ids: Ids) -> dict[str, np.ndarray]:
+    if isinstance(ids.values, np.ndarray):
+        return {"ids": ids.values}
+    strings = pa.concat_arrays([ids.values])  # offsets from 0
+    if strings.offset != 0 or len(strings) == 0:
+        strings = pa.array(strings.to_pylist(), pa.large_string())
+    _, offsets, text = strings.buffers()
+    return {
+        "id_offsets": np.frombuffer(offsets, np.int64)[: len(strings) + 1],
+        "id_text": np.frombuffer(text, np.uint8) if text is not None else np.empty(0, np.uint8),
+    }
+
+
+def _ids(arrays: dict[str, np.ndarray]) -> Ids:
+    if "ids" in arrays:
+        return Ids(arrays["ids"])
+    offsets, text = arrays["id_offsets"], arrays["id_text"]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    return Ids(pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers))

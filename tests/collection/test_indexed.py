@@ -1,0 +1,159 @@
+"""The collection of a run from Python: what is stored, what is found again, and what is noticed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from combemb import methods
+from combemb.collection.indexed import Collection, Entry, Hit
+from combemb.methods.itq import ITQ
+from combemb.search.index import CodeIndex
+
+X = np.random.default_rng(0).normal(size=(60, 16))
+LABELS = np.where(np.arange(60) % 3 == 0, "", np.array(["ant", "bee"])[np.arange(60) % 2])
+IDS = [f"item-{i}" for i in range(60)]
+FILES = ("index.safetensors", "entries.parquet")
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "items.npz", x=X, labels=LABELS, ids=IDS)
+    return tmp_path / "items.npz"
+
+
+@pytest.fixture
+def run(items: Path, tmp_path: Path) -> Path:
+    """A run that was fitted on the items, without an index."""
+    ITQ(bits=16).fit(items, folder=tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def indexed(run: Path) -> Path:
+    Collection.build(run)
+    return run
+
+
+def test_what_was_fitted_on_is_found_with_ids_and_labels(indexed: Path):
+    collection = Collection.open(indexed)
+    codes = collection.model.encode(X)
+    assert (len(collection), collection.n_labelled) == (60, 40)
+    assert collection.index.n_codes == len({tuple(code) for code in codes.tolist()})
+    for i, found in enumerate(collection.search(X, k=60)):
+        assert found.query == Entry(str(i))
+        scores = (16 - 2 * (codes != codes[i]).sum(dim=1)).tolist()
+        order = sorted(range(60), key=lambda j: -scores[j])
+        assert found.hits == [Hit(id=IDS[j], label=str(LABELS[j]) or None, score=scores[j]) for j in order]
+
+
+def test_items_without_ids_are_numbered_on(run: Path):
+    collection = Collection.build(run, X)
+    collection.add(-X, labels=np.arange(60) % 4 - 1)
+    collection.save()
+    table = Collection.open(run).entries.to_pydict()
+    assert table["id"] == [str(i) for i in range(120)]
+    assert table["label"] == [None] * 60 + [None, "0", "1", "2"] * 15
+
+
+def test_several_labels_without_names_go_by_their_columns(run: Path):
+    labels = np.array([[1, 0, 1], [0, 1, 0], [-1, -1, -1]])
+    assert Collection.build(run, X[:3], labels=labels).entries["label"].to_pylist() == ["0|2", "1", None]
+
+
+def test_ids_that_are_there_twice_are_refused(run: Path, tmp_path: Path):
+    np.savez(tmp_path / "x.npz", x=X[:16], ids=[f"item-{i % 15}" for i in range(16)])
+    with pytest.raises(ValueError, match="1 ids are there more than once, such as 'item-0'"):
+        Collection.build(run, tmp_path / "x.npz")
+    assert not [name for name in FILES if (run / name).exists()]
+
+
+def test_what_is_refused_is_not_added(indexed: Path, items: Path):
+    collection = Collection.open(indexed)
+    for source, labels, message in (
+        (items, None, "60 of 60 items are in the index already, such as item-0"),
+        (X[:, :8], None, "x has 8 features"),
+        (X[:3], ["ant", "bee"], "there are 2 labels for 3 items"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            collection.add(source, labels=labels)
+    assert len(collection) == len(collection.index) == 60
+
+
+def test_a_model_saved_from_python_remembers_its_data(items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(items.parent)
+    ITQ(bits=8).fit(items.name).save(tmp_path / "run")
+    assert json.loads((tmp_path / "run/run.json").read_text())["source"] == str(items)
+    methods.load(tmp_path / "run").save(tmp_path / "again")
+    assert Collection.build(tmp_path / "again").entries["id"].to_pylist() == IDS
+
+
+def test_a_fit_on_an_array_forgets_the_path_of_an_earlier_one(items: Path, tmp_path: Path):
+    ITQ(bits=8).fit(items).fit(X, folder=tmp_path / "run")
+    assert json.loads((tmp_path / "run/run.json").read_text())["source"] is None
+
+
+def test_an_index_of_another_model_is_refused_even_with_an_equal_codebook(indexed: Path, items: Path):
+    ITQ(bits=16, seed=1).fit(items, folder=indexed, overwrite=True)
+    CodeIndex.load(indexed / "index.safetensors", codebook=methods.load(indexed).codebook)  # sees no difference
+    with pytest.raises(ValueError, match="was made before the model was fitted anew; index again: combemb index "):
+        Collection.open(indexed)
+
+
+def test_fitting_the_same_model_again_keeps_its_index(indexed: Path, items: Path):
+    ITQ(bits=16).fit(items, folder=indexed, overwrite=True)
+    assert len(Collection.open(indexed)) == 60
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "empty", "other"])
+def test_damaged_files_are_noticed(indexed: Path, name: str, damage: str):
+    path = indexed / name
+    whole = path.read_bytes()
+    middle = len(whole) // 2 if name == "index.safetensors" else 60
+    changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes({"cut": whole[:-100], "changed": changed, "empty": b"", "other": b"{}" * 200}[damage])
+    with pytest.raises(ValueError, match=f"cannot read {path}: .*combemb index {indexed} --overwrite"):
+        Collection.open(indexed)
+    Collection.build(indexed, overwrite=True)
+    assert len(Collection.open(indexed)) == 60
+
+
+def test_every_change_of_a_byte_of_the_entries_is_noticed_or_harmless(indexed: Path):
+    path = indexed / "entries.parquet"
+    whole = path.read_bytes()
+    expected = Collection.open(indexed).entries
+    for i in range(0, len(whole), 7):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :])
+        assert entries_or_error(indexed) in (expected, "index again")
+
+
+def entries_or_error(run: Path) -> object:
+    try:
+        return Collection.open(run).entries
+    except ValueError as error:
+        return "index again" if "index again" in str(error) else error
+
+
+def test_files_that_do_not_belong_together_are_noticed(indexed: Path):
+    old = (indexed / "index.safetensors").read_bytes()
+    Collection.build(indexed, -X, overwrite=True)
+    (indexed / "index.safetensors").write_bytes(old)  # as a kill between the two files would leave them
+    with pytest.raises(ValueError, match="do not belong together; index again"):
+        Collection.open(indexed)
+
+
+def test_an_index_that_cannot_be_written_leaves_the_old_one(indexed: Path):
+    index = (indexed / "index.safetensors").read_bytes()
+    collection = Collection.open(indexed)
+    collection.add(np.eye(16))
+    (indexed / "entries.parquet").unlink()
+    (indexed / "entries.parquet/in the way").mkdir(parents=True)
+    names = sorted(indexed.iterdir())
+    with pytest.raises(OSError, match="directory"):
+        collection.save()
+    assert (indexed / "index.safetensors").read_bytes() == index
+    assert sorted(indexed.iterdir()) == names

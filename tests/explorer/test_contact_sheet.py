@@ -1,0 +1,131 @@
+"""The contact sheet: what a browser is given, and that it needs nothing else."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from combemb.collection.indexed import Entry, Found, Hit
+from combemb.explorer.contact_sheet import SIDE, write_contact_sheet
+from tests.pages import Page
+from tests.pictures import PIXELS, write_folder
+
+
+def hit(path: object, score: float = 1.0, label: str | None = None) -> Hit:
+    return Hit(id=str(path), path=str(path), label=label, score=score)
+
+
+def entry(path: object, label: str | None = None) -> Entry:
+    return Entry(str(path), str(path), label)
+
+
+def page(path: Path, *results: Found) -> Page:
+    write_contact_sheet(path, list(results), "Search in runs/photos", "72 entries")
+    return Page(path)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "photos", ids=["ant/0.png", "ant/1.png", "bee/2.png"])
+
+
+def test_queries_and_hits_stand_in_order_with_rank_score_label_and_path(photos: Path, tmp_path: Path):
+    hits = [hit(photos / "bee/2.png", 3.25, "bee"), hit(photos / "ant/1.png", 2.5, "ant")]
+    shown = page(
+        tmp_path / "page.html", Found(entry(photos / "ant/0.png", "ant"), hits), Found(entry(photos / "bee/2.png"), [])
+    )
+    words = [line.strip() for line in shown.text.splitlines() if line]
+    assert words == [
+        *("Search in runs/photos", "Search in runs/photos", "72 entries", f"Paths are below {photos}/"),
+        *("Query", "ant ant/0.png", "2 hits, best first", "13.250 bee bee/2.png", "22.500 ✓ ant ant/1.png"),
+        *("Query", "bee/2.png", "no hits"),
+    ]
+    colours = [np.asarray(thumbnail).mean(axis=(0, 1)) for thumbnail in shown.thumbnails()]
+    np.testing.assert_allclose(colours, PIXELS[[0, 2, 1, 2]].mean(axis=(1, 2)), atol=3)
+
+
+def test_thumbnails_are_small_and_keep_their_shape(tmp_path: Path):
+    for name, size in (("wide.jpg", (1000, 500)), ("tall.png", (300, 900)), ("tiny.png", (20, 10))):
+        Image.new("RGB", size, "green").save(tmp_path / name)
+    hits = [hit(tmp_path / "wide.jpg"), hit(tmp_path / "tall.png")]
+    shown = page(tmp_path / "page.html", Found(entry(tmp_path / "tiny.png"), hits))
+    assert [thumbnail.size for thumbnail in shown.thumbnails()] == [(20, 10), (SIDE, SIDE // 2), (SIDE // 3, SIDE)]
+    assert {thumbnail.format for thumbnail in shown.thumbnails()} == {"JPEG"}
+
+
+def test_a_page_needs_nothing_but_itself(photos: Path, tmp_path: Path):
+    shown = page(tmp_path / "page.html", Found(entry(photos / "ant/0.png"), [hit(photos / "bee/2.png")]))
+    assert {tag for tag, _ in shown.elements} & {"script", "link", "iframe", "object"} == set()
+    text = (tmp_path / "page.html").read_text()
+    assert re.findall(r"https?:|@import|url\(", text) == []
+    assert [attributes["href"] for attributes in shown.all("a")] == [
+        (photos / name).as_uri() for name in ("ant/0.png", "bee/2.png")
+    ]
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_names_are_text_whatever_they_hold(tmp_path: Path):
+    name = "a\"b'c&amp;<b onclick=x>é_[red].png"
+    Image.new("RGB", (8, 8)).save(tmp_path / name)
+    label = "<script>alert(1)</script>|x&y"
+    shown = page(tmp_path / "page.html", Found(entry("/elsewhere/<i>.png"), [hit(tmp_path / name, label=label)]))
+    assert {tag for tag, _ in shown.elements} & {"b", "i", "script"} == set()
+    assert name in shown.text
+    assert "<script>alert(1)</script>, x&y" in shown.text
+    assert [attributes["alt"] for attributes in shown.all("img")] == [str(tmp_path / name)]
+    assert str(tmp_path / name) in [attributes["title"] for attributes in shown.all("span") if "title" in attributes]
+
+
+def test_what_cannot_be_shown_is_a_box_with_its_name(photos: Path, tmp_path: Path):
+    (photos / "ant/1.png").write_bytes((photos / "ant/1.png").read_bytes()[:100])
+    (photos / "array.npy").write_bytes(b"damaged")
+    hits = [
+        hit(photos / "ant/gone.png"),
+        hit(photos / "ant/1.png"),
+        Hit(id=f"{photos}/array.npy#3", path=f"{photos}/array.npy", score=1.0),
+        Hit(id="item-7", score=1.0),
+    ]
+    shown = page(tmp_path / "page.html", Found(entry(photos / "ant/0.png"), hits))
+    assert len(shown.thumbnails()) == 1
+    boxes = [attributes for attributes in shown.all("div") if "missing" in attributes.get("class", "")]
+    assert len(boxes) == 4
+    for name in ("gone.png", "1.png", "array.npy#3", "item-7"):
+        assert shown.text.count(name) == 2  # in the box and below it
+
+
+def test_rows_of_an_array_file_are_shown(tmp_path: Path):
+    array = tmp_path / "pixels.npy"
+    np.save(array, PIXELS[:4])
+    hits = [Hit(id=f"{array}#{row}", path=str(array), score=1.0) for row in (2, 4)]  # there is no row 4
+    shown = page(tmp_path / "page.html", Found(Entry(f"{array}#0", str(array)), hits))
+    colours = [np.asarray(thumbnail).mean(axis=(0, 1)) for thumbnail in shown.thumbnails()]
+    np.testing.assert_allclose(colours, PIXELS[[0, 2]].mean(axis=(1, 2)), atol=3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "label", "is_marked"),
+    [
+        ("ant", "ant", True),
+        ("ant", "bee", False),
+        ("ant|bee", "bee|cat", True),
+        (None, "ant", False),
+        (None, None, False),
+    ],
+)
+def test_a_label_that_the_query_has_too_is_marked(
+    tmp_path: Path, asked: str | None, label: str | None, is_marked: bool
+):
+    shown = page(tmp_path / "page.html", Found(Entry("q", label=asked), [Hit(id="h", label=label, score=1.0)]))
+    assert ("✓" in shown.text) == is_marked
+    assert shown.text.count("no label") == (label is None)
+
+
+def test_a_page_that_fails_leaves_the_old_one(photos: Path, tmp_path: Path):
+    target = tmp_path / "page.html"
+    target.write_text("old")
+    with pytest.raises(AttributeError):
+        write_contact_sheet(target, [Found(entry(photos / "ant/0.png"), [None])], "title")
+    assert target.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "photos"]

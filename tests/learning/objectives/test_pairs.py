@@ -1,0 +1,178 @@
+"""Pair rules and the calibration of gamma against loops."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from combemb.learning.objectives.pairs import mutual_neighbours, similar, threshold_for_precision
+from combemb.learning.objectives.prototypes import unit
+from tests.reference import naive
+
+
+def random_units(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return unit(torch.randn(*shape, generator=generator, dtype=torch.float64))
+
+
+def as_mask(sets: list[set[int]]) -> Tensor:
+    return torch.tensor([[j in own for j in range(len(sets))] for own in sets])
+
+
+def labelled_pairs(seed: int, n: int = 24, n_classes: int = 3, spread: float = 1.5) -> tuple[Tensor, Tensor]:
+    """Cosines of noisy items around class centres, and which of them share a class."""
+    generator = torch.Generator().manual_seed(seed)
+    classes = torch.randint(n_classes, (n,), generator=generator)
+    centres = torch.randn(n_classes, 6, generator=generator, dtype=torch.float64)
+    x = unit(centres[classes] + spread * torch.randn(n, 6, generator=generator, dtype=torch.float64))
+    return x @ x.T, classes[:, None] == classes
+
+
+# Eq. 5
+
+
+@pytest.mark.parametrize("threshold", [-0.5, 0.0, 0.3, 0.9])
+def test_similar_equals_the_loops(threshold):
+    pi = random_units(15, 4)
+    mask = similar(pi, threshold)
+    assert torch.equal(mask, as_mask([naive.positives(pi.tolist(), i, threshold) for i in range(15)]))
+    assert 15 < int(mask.sum()) < 225  # more than the diagonal, less than all
+
+
+def test_an_item_is_similar_to_itself_at_any_threshold():
+    pi = random_units(15, 4)
+    assert torch.equal(similar(pi, 1.5), torch.eye(15, dtype=torch.bool))
+
+
+def test_a_cosine_of_exactly_gamma_is_enough():
+    pi = torch.tensor([[1.0, 0.0], [0.5, 0.75**0.5]])
+    assert similar(pi, torch.tensor(0.5)).all()
+    assert not similar(pi, 0.5001)[0, 1]
+
+
+@pytest.mark.parametrize("rows", [slice(4, None), slice(3, 9), slice(None, 5)])
+def test_rows_asked_for_are_rows_of_the_whole(rows):
+    x = random_units(15, 6)
+    assert torch.equal(similar(x, 0.3, rows), similar(x, 0.3)[rows])
+    assert torch.equal(mutual_neighbours(x, 3, rows), mutual_neighbours(x, 3)[rows])
+
+
+# Mutual neighbours
+
+
+@pytest.mark.parametrize("n_neighbours", [1, 3, 5, 50])
+@pytest.mark.parametrize(("B", "F"), [(2, 3), (15, 4), (20, 12)])
+def test_mutual_neighbours_equal_the_loops(B, F, n_neighbours):
+    x = random_units(B, F)
+    loops = as_mask([naive.mutual_neighbours(x.tolist(), i, n_neighbours) for i in range(B)])
+    assert torch.equal(mutual_neighbours(x, n_neighbours), loops)
+
+
+@pytest.mark.parametrize("n_neighbours", [1, 3, 5])
+def test_mutual_neighbours_are_symmetric_and_at_most_n_beside_the_item_itself(n_neighbours):
+    mask = mutual_neighbours(random_units(30, 6), n_neighbours)
+    assert torch.equal(mask, mask.T)
+    assert mask.diagonal().all()
+    assert int(mask.sum(dim=1).max()) == n_neighbours + 1
+
+
+def test_neighbourhood_that_is_not_mutual_is_no_pair():
+    angles = torch.tensor([0.0, 0.1, 0.3])  # the third is nearest to the second, the second to the first
+    x = torch.stack([angles.cos(), angles.sin()], dim=1)
+    expected = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
+    assert torch.equal(mutual_neighbours(x, 1), expected)
+
+
+@settings(deadline=None, max_examples=25)
+@given(items=st.permutations(range(12)))
+def test_the_pairs_of_a_shuffled_batch_are_the_shuffled_pairs(items):
+    x = random_units(12, 4)
+    shuffled = x[items]
+    assert torch.equal(mutual_neighbours(shuffled, 3), mutual_neighbours(x, 3)[items][:, items])
+    expected = similar(x, 0.3)[items][:, items]
+    assert torch.equal(similar(shuffled, 0.3), expected)
+
+
+# The calibration of gamma
+
+
+@pytest.mark.parametrize("precision", [0.4, 0.6, 0.8, 0.9, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_no_smaller_threshold_of_its_resolution_has_the_precision(seed, precision):
+    cosines, same = labelled_pairs(seed, n=16, spread=0.8)
+    found = round(float(threshold_for_precision(cosines, same, precision)) * 1000)
+    assert -1000 < found < 1000
+    assert naive.precision_at(cosines.tolist(), same.tolist(), found / 1000) >= precision
+    for gamma in range(-1000, found):
+        assert naive.precision_at(cosines.tolist(), same.tolist(), gamma / 1000) < precision
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    n=st.integers(2, 8),
+    n_classes=st.integers(1, 4),
+    precision=st.sampled_from([0.0, 0.3, 0.5, 0.75, 0.9, 1.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_threshold_is_the_smallest_one_up_to_its_resolution(n, n_classes, precision, seed):
+    generator = torch.Generator().manual_seed(seed)
+    # Few values, in the middle of the bins, so that the bins lose nothing and ties are common.
+    values = torch.randint(-10, 10, (n, n), generator=generator).double() / 10 + 0.0005
+    cosines = torch.triu(values, 1) + torch.triu(values, 1).T
+    cosines.fill_diagonal_(1.0)
+    classes = torch.randint(n_classes, (n,), generator=generator)
+    same = classes[:, None] == classes
+    smallest = naive.smallest_threshold(cosines.tolist(), same.tolist(), precision)
+    found = float(threshold_for_precision(cosines, same, precision))
+    assert smallest - 1e-6 <= found <= smallest + 0.001 + 1e-6
+
+
+def test_the_threshold_separates_what_can_be_separated():
+    cosines = torch.tensor([[1.0, 0.8, 0.2], [0.8, 1.0, 0.2], [0.2, 0.2, 1.0]])
+    same = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
+    assert float(threshold_for_precision(cosines, same, 1.0)) == pytest.approx(0.201, abs=0.001)
+    pi = torch.linalg.cholesky(cosines)  # rows with exactly these cosines
+    assert torch.equal(similar(pi, threshold_for_precision(cosines, same, 1.0)), same)
+    assert float(threshold_for_precision(cosines, same, 1 / 3)) == -1  # all six ordered pairs: two are right
+
+
+def test_no_pair_of_one_class_gives_one():
+    cosines, _ = labelled_pairs(0)
+    own = torch.eye(len(cosines), dtype=torch.bool)
+    assert float(threshold_for_precision(cosines, own, 0.9)) == 1
+    assert float(threshold_for_precision(cosines, own, 0.0)) == 1
+
+
+def test_a_precision_out_of_reach_gives_one():
+    cosines = torch.tensor([[1.0, 0.2, 0.8], [0.2, 1.0, 0.8], [0.8, 0.8, 1.0]])  # the wrong pairs are the nearer ones
+    same = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
+    assert float(threshold_for_precision(cosines, same, 0.9)) == 1
+
+
+def test_pairs_all_of_one_class_give_the_lowest_threshold():
+    cosines, same = labelled_pairs(0)
+    assert float(threshold_for_precision(cosines, torch.ones_like(same), 1.0)) == -1
+
+
+def test_an_item_beside_itself_does_not_count():
+    cosines = torch.tensor([[1.0, 0.9], [0.9, 1.0]])
+    assert float(threshold_for_precision(cosines, torch.eye(2, dtype=torch.bool), 0.5)) == 1
+
+
+def test_cosines_that_rounding_carried_beyond_one_are_counted():
+    cosines = torch.tensor([[1.0, 1.0 + 2e-7, -1.0 - 2e-7], [1.0 + 2e-7, 1.0, -1.0], [-1.0 - 2e-7, -1.0, 1.0]])
+    same = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
+    assert float(threshold_for_precision(cosines, same, 1.0)) == pytest.approx(-0.999)
+    assert math.isclose(float(threshold_for_precision(cosines, same, 0.3)), -1)
+
+
+@settings(deadline=None, max_examples=25)
+@given(items=st.permutations(range(10)))
+def test_the_order_of_the_labelled_items_does_not_matter(items):
+    cosines, same = labelled_pairs(1, n=10)
+    expected = threshold_for_precision(cosines, same, 0.7)
+    assert -1 < float(expected) < 1
+    assert torch.equal(threshold_for_precision(cosines[items][:, items], same[items][:, items], 0.7), expected)

@@ -1,0 +1,70 @@
+"""Files appear whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from combemb.system.files import write_atomically, write_json
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_file_is_replaced_in_one_step(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    reader = path.open()
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("ne")
+        assert temporary.parent == tmp_path, "a rename is one step inside one file system only"
+        assert path.read_text() == "old"
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+
+    write_atomically(path, write)
+    assert path.read_text() == "new"
+    assert names(tmp_path) == {"file"}
+    with reader:
+        assert reader.read() == "old", "whoever had it open must not see a mixture"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no umask")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_new_file_can_be_read_by_those_that_the_user_lets(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        write_json(tmp_path / "file", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("old", ["old", None], ids=["replacing", "new"])
+def test_a_crash_while_writing_leaves_what_was_there(tmp_path, error, old):
+    path = tmp_path / "file"
+    if old:
+        path.write_text(old)
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("ne")
+        raise error
+
+    with pytest.raises(type(error)):
+        write_atomically(path, write)
+    assert names(tmp_path) == ({"file"} if old else set())
+    assert not old or path.read_text() == old
+
+
+def test_json_that_is_not_json_is_not_written(tmp_path):
+    write_json(tmp_path / "file", {"a": [1, "ä"]})
+    assert json.loads((tmp_path / "file").read_text()) == {"a": [1, "ä"]}
+    for value in (float("nan"), float("inf"), object()):
+        with pytest.raises((ValueError, TypeError)):
+            write_json(tmp_path / "file", {"a": value})
+        assert json.loads((tmp_path / "file").read_text()) == {"a": [1, "ä"]}
+    assert names(tmp_path) == {"file"}
