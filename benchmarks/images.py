@@ -21,7 +21,7 @@ from combemb.cli.options import parse_settings
 from combemb.data import datasets as sources
 from combemb.data import open_set_split
 from combemb.data.images import Images
-from combemb.learning.method import Method
+from combemb.learning.codes import CodeMethod as Method
 from combemb.methods.combemb import CombEmb
 from combemb.methods.itq import ITQ
 from combemb.search.metrics import code_retrieval, float_retrieval

@@ -12,6 +12,7 @@ from combemb.data.manifests import MANIFEST_SUFFIXES, PARQUET_SUFFIXES, read_man
 
 UNLABELLED = ("unlabelled", "unlabeled")
 PARTS = ({"train", "test"}, {"train", "val"})
+RUN_MARKER = "run.json"  # a folder with such a file is a run folder, not a class
 
 
 def read_images(path: str | Path) -> Images:
@@ -149,7 +150,7 @@ def _visible(folder: Path) -> list["os.DirEntry[str]"]:
 
 
 def _is_run(entry: "os.DirEntry[str]") -> bool:
-    return entry.is_dir() and os.path.isfile(os.path.join(entry.path, "run.json"))  # noqa: PTH113, PTH118
+    return entry.is_dir() and os.path.isfile(os.path.join(entry.path, RUN_MARKER))  # noqa: PTH113, PTH118
 
 
 def _is_image(entry: "os.DirEntry[str]") -> bool:

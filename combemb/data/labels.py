@@ -1,5 +1,6 @@
 """Labels in the user's form (ints, strings or a 0/1 matrix, with gaps) as arrays of class positions."""
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,31 @@ class Labels:
         """(N,) bool."""
         first = self.values[:, 0] if self.is_multi else self.values
         return np.asarray(first >= 0)
+
+    @property
+    def n_seen(self) -> int:
+        """The number of classes that a labelled item has."""
+        values = self.values[self.is_labelled]
+        return int((values > 0).any(axis=0).sum()) if self.is_multi else len(np.unique(values))
+
+    @property
+    def digest(self) -> str:
+        """Changes with the label of any item."""
+        return hashlib.sha256(np.ascontiguousarray(self.values).tobytes()).hexdigest()[:16]
+
+    def texts(self) -> list[str | None]:
+        """Return one text per item, several labels joined by `|`; None where it is unlabelled."""
+        classes = self.classes.astype(str)
+        if self.is_multi:
+            return ["|".join(classes[row > 0]) or None for row in self.values]
+        texts: list[str | None] = np.array([*classes, None], dtype=object)[self.values].tolist()
+        return texts
+
+    def hidden(self, rows: np.ndarray) -> "Labels":
+        """Return the labels without those of some items (N,) bool."""
+        values = self.values.copy()
+        values[rows] = -1
+        return replace(self, values=values) if self.is_multi else read_labels(self.names(values), len(values))
 
     def take(self, rows: np.ndarray) -> "Labels":
         """The labels of these items; classes of which none is left are forgotten."""
@@ -93,7 +119,9 @@ def read_labels(labels: Any, n_items: int) -> Labels:
     One label per item: ints, -1 if unlabelled, or strings, None or "" if unlabelled; NaN and None, the gaps of a data
     frame, mark an unlabelled item in both. Several labels per item: (N, C) of 0/1, a row of -1 if unlabelled.
     """
-    raw = _to_array(labels)
+    if isinstance(labels, Labels) and len(labels) == n_items:
+        return labels
+    raw = _to_array(labels.names(labels.values) if isinstance(labels, Labels) else labels)
     if raw.ndim not in (1, 2):
         raise ValueError(f"labels have shape {raw.shape}; give (N,), or (N, C) of 0/1 for several labels per item")
     if len(raw) != n_items:
@@ -109,22 +137,19 @@ def read_labels(labels: Any, n_items: int) -> Labels:
     raise ValueError(f"labels have dtype {raw.dtype}; give ints or strings, with -1 or None for unlabelled items")
 
 
-def require_partly_labelled(labels: Labels, min_classes: int) -> None:
-    """Refuse labels that a method cannot learn from: some items labelled, some not, and enough seen classes."""
-    is_labelled = labels.is_labelled
-    if not is_labelled.any():
+def require_labelled(labels: Labels) -> None:
+    """Raise a ValueError unless items of at least two classes are labelled."""
+    if not labels.is_labelled.any():
         raise ValueError(f"none of the {len(labels)} items is labelled; label some items of at least two classes")
-    if is_labelled.all():
-        raise ValueError(f"all {len(labels)} items are labelled; add unlabelled items, with -1 or None as their label")
-    values = labels.values[is_labelled]
-    n_seen = int((values > 0).any(axis=0).sum()) if labels.is_multi else len(np.unique(values))
-    if n_seen == 1:
+    if labels.n_seen == 1:
         raise ValueError("only one class has labels; label items of at least two classes")
-    if n_seen < min_classes:
-        raise ValueError(
-            f"found {n_seen} seen classes, n_meta_classes={min_classes} needs at least {min_classes}; "
-            "use fewer meta-classes or label more classes"
-        )
+
+
+def require_partly_labelled(labels: Labels) -> None:
+    """Raise a ValueError unless some items are labelled, of at least two classes, and some are not."""
+    if labels.is_labelled.all():
+        raise ValueError(f"all {len(labels)} items are labelled; add unlabelled items, with -1 or None as their label")
+    require_labelled(labels)
 
 
 def same_class(values_a: torch.Tensor, values_b: torch.Tensor) -> torch.Tensor:

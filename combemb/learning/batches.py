@@ -24,18 +24,21 @@ class Batch:
     n_labelled: int
     clean: Tensor | None = None  # (B, F), the clean view, for methods that ask for it
     step: int = 0  # number of the batch since the start of training
-    progress: float = 0.0  # share of the training that lies behind
+    fraction_done: float = 0.0  # of the training
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device."""
+        """Return the batch on a device."""
         x, other, labels = (t.to(device, non_blocking=True) for t in (self.x, self.other, self.labels))
         clean = None if self.clean is None else self.clean.to(device, non_blocking=True)
         return replace(self, x=x, other=other, labels=labels, clean=clean)
 
 
 @dataclass(frozen=True)
-class PartlyLabelled:
-    """Items with their labels, and the batches of an epoch."""
+class Batches:
+    """Items with their labels, and the batches of an epoch.
+
+    Where all items are labelled, or none is, a batch holds items of that kind only.
+    """
 
     items: Items
     labels: Labels
@@ -51,25 +54,31 @@ class PartlyLabelled:
     @cached_property
     def n_labelled(self) -> int:
         """Labelled items of a whole batch, over all processes."""
-        wanted = round(self.batch_size * self.labelled_share)
-        return self._even(min(wanted, int(self.labels.is_labelled.sum())))
+        return self._n_of(labelled=True)
 
     @cached_property
     def n_unlabelled(self) -> int:
         """Unlabelled items of a whole batch, over all processes."""
-        wanted = self.batch_size - round(self.batch_size * self.labelled_share)
-        return self._even(min(wanted, int((~self.labels.is_labelled).sum())))
+        return self._n_of(labelled=False)
 
-    def _even(self, n: int) -> int:
+    def _n_of(self, labelled: bool) -> int:
+        n_labelled = int(self.labels.is_labelled.sum())
+        there, others = n_labelled, len(self.labels) - n_labelled
+        wanted = round(self.batch_size * self.labelled_share)
+        if not labelled:
+            there, others, wanted = others, there, self.batch_size - wanted
+        if there == 0:
+            return 0
+        n = min(self.batch_size if others == 0 else wanted, there)
         if n < self.world_size:
             raise ValueError(
-                f"batch_size={self.batch_size} and labelled_share={self.labelled_share} leave {n} (un)labelled "
-                f"items for {self.world_size} process(es); use a larger batch"
+                f"batch_size={self.batch_size} and labelled_share={self.labelled_share} leave {n} "
+                f"{'' if labelled else 'un'}labelled items for {self.world_size} process(es); use a larger batch"
             )
         return n // self.world_size * self.world_size
 
     def require_enough(self) -> None:
-        """ValueError if a batch would hold no labelled or no unlabelled item."""
+        """Raise a ValueError if a batch would lack labelled or unlabelled items although there are some."""
         _ = self.n_labelled, self.n_unlabelled
 
     def __len__(self) -> int:
@@ -77,7 +86,7 @@ class PartlyLabelled:
         return math.ceil(len(self.items) / (self.n_labelled + self.n_unlabelled))
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of one epoch, or this process's share of them; the same whenever they are asked for."""
+        """Yield the batches of one epoch, or this process's share of them; the same at every call."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         is_labelled = torch.from_numpy(self.labels.is_labelled)
         labelled = _draws(torch.nonzero(is_labelled)[:, 0], len(self), self.n_labelled, generator)
@@ -90,7 +99,7 @@ class PartlyLabelled:
         first = torch.randint(V, (n,), generator=generator)
         second = (first + torch.randint(1, max(V, 2), (n,), generator=generator)) % V
         parts = torch.arange(n).split([len(labelled), len(unlabelled)])
-        own = torch.cat([part.chunk(self.world_size)[self.rank] for part in parts])
+        own = torch.cat([part.chunk(self.world_size)[self.rank] for part in parts if len(part)])
         rows = torch.cat([labelled, unlabelled])[own]
         x, other = self.items.take(rows, first[own]), self.items.take(rows, second[own])
         clean = self.items.take(rows) if self.with_clean else None
@@ -103,7 +112,7 @@ class PartlyLabelled:
 
 
 def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches, each made by a thread while the one before it is in use."""
+    """Yield the same batches, each made by a thread while the one before it is in use."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, batches, None)
         while (batch := coming.result()) is not None:
@@ -112,7 +121,10 @@ def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """n_batches times n rows without repeats inside a batch: permutations end to end, remainders left out."""
+    """Yield n rows n_batches times, without repeats inside a batch: permutations end to end, remainders left out."""
+    if n == 0:
+        yield from [rows[:0]] * n_batches
+        return
     per_pass = max(len(rows) // n, 1)
     for start in range(0, n_batches, per_pass):
         shuffled = rows[torch.randperm(len(rows), generator=generator)]
@@ -120,10 +132,10 @@ def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> 
 
 
 def jitter(x: Tensor, noise: float, dropout: float, *, rows: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Gaussian noise in proportion to the size of the item's features, then features set to zero at random.
+    """Make a view of items that come with one only: add Gaussian noise, then set features to zero at random.
 
-    x (b, F) holds the rows `rows` of a batch of n items; random numbers are drawn for all n, so that several processes
-    that share a batch make the views that one process would.
+    The noise is in proportion to the size of an item's features. x (b, F) holds the rows `rows` of a batch of n items;
+    random numbers are drawn for all n, so that several processes that share a batch make the views that one would.
     """
     F = x.shape[1]
     normal = torch.randn((n, F), generator=generator)[rows]

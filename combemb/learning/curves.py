@@ -1,45 +1,58 @@
-"""The picture of a training: loss terms, pair rules and the use of the codes."""
+"""The picture of a training: loss terms, the panels that the method names, and the use of the codes."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-APART = {"epoch", "loss", "items_per_second", "n_codes", "n_coded", "code_use", "positives_per_anchor"}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NO_LOSS_TERMS = {"epoch", "loss", "items_per_second", "n_codes", "n_coded", "code_use"}  # that every log may have
 
 
-def draw_curves(log: list[dict[str, Any]], path: Path) -> None:
-    """Draw a log, one record per epoch, to a PNG file."""
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    losses, pairs, counts, use = figure.subplots(1, 4, width_ratios=[3, 3, 3, 2])
-    _lines(losses, log, [name for name in log[0] if name not in APART and not _is_share(name)], "loss terms")
-    _lines(pairs, log, [name for name in log[0] if _is_share(name)], "pair rules on labelled pairs")
-    pairs.set_ylim(0, 1.02)
-    _lines(counts, log, [name for name in ("positives_per_anchor", "n_codes") if name in log[0]], "counts")
-    if counts.lines:
-        counts.set_yscale("log")
+@dataclass(frozen=True)
+class Panel:
+    """Some numbers of a log to be drawn together."""
+
+    title: str
+    names: tuple[str, ...]
+    is_share: bool = False  # the axis goes from 0 to 1
+    is_log: bool = False
+
+
+def draw_curves(log: list[dict[str, Any]], path: Path, panels: tuple[Panel, ...] = ()) -> None:
+    """Draw a log, one record per epoch, to a PNG file; what no panel names is taken for a loss term."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - would add half a second to the start of every fit
+
+    named = {name for panel in panels for name in panel.names}
+    terms = Panel("loss terms", tuple(name for name in log[0] if name not in NO_LOSS_TERMS | named))
+    figure = Figure(figsize=(3.2 * (len(panels) + 2) - 0.8, 3.8), layout="constrained")
+    *places, use = figure.subplots(1, len(panels) + 2, width_ratios=[*[3] * (len(panels) + 1), 2])
+    for axes, panel in zip(places, (terms, *panels), strict=True):
+        _lines(axes, log, panel)
     _heat(use, log[-1].get("code_use"))
     figure.savefig(path, dpi=110, format="png")
 
 
-def _is_share(name: str) -> bool:
-    return name.endswith(("_precision", "_recall")) or name == "threshold"
-
-
-def _lines(axes: Axes, log: list[dict[str, Any]], names: list[str], title: str) -> None:
+def _lines(axes: "Axes", log: list[dict[str, Any]], panel: Panel) -> None:
     epochs = [record["epoch"] for record in log]
+    names = [name for name in panel.names if name in log[0]]
     for name in names:
         values = [np.nan if record.get(name) is None else record[name] for record in log]
         axes.plot(epochs, values, label=name.replace("_", " "), linewidth=1.3)
-    axes.set(title=title, xlabel="epoch")
+    axes.set(title=panel.title, xlabel="epoch")
     axes.grid(alpha=0.3)
+    if panel.is_share:
+        axes.set_ylim(0, 1.02)
+    if panel.is_log and names:
+        axes.set_yscale("log")
     if names:
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)
 
 
-def _heat(axes: Axes, use: list[list[float]] | None) -> None:
+def _heat(axes: "Axes", use: list[list[float]] | None) -> None:
     axes.set(title="share of items per word", xlabel="word", ylabel="set")
     if not use:
         return

@@ -1,127 +1,132 @@
-"""What the methods share that train a module with the one loop."""
+"""What the methods share that train a network with the one loop."""
 
 import math
 from abc import abstractmethod
-from copy import deepcopy
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from combemb import backbones
-from combemb.backbones.base import Backbone
 from combemb.backbones.feature_map import FeatureMap, fit_feature_map
-from combemb.data.augmentation import Views
-from combemb.data.image_items import ImageItems, readable
-from combemb.data.images import Images
+from combemb.data.given import Loaded
 from combemb.data.items import ArrayItems, Items, chunks
-from combemb.data.labels import Labels, require_partly_labelled
-from combemb.learning.batches import Batch, PartlyLabelled
-from combemb.learning.image_input import Given, made_of
+from combemb.data.labels import Labels, require_labelled, require_partly_labelled
+from combemb.learning.batches import Batch, Batches
+from combemb.learning.image_input import ImageInput
 from combemb.learning.loop import Terms, descend, train
 from combemb.learning.method import Method
-from combemb.learning.run_folder import Run
+from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
-from combemb.learning.tower import LastStage, Tower
+from combemb.learning.tower import LastStage, Tower, trained_part
 from combemb.system import processes
 from combemb.system.errors import require
 from combemb.system.machine import bfloat16_runs, limited_threads, resolved, seeded
 
-DEFAULT_STEPS = 600
-PRETRAINED_RATE = 0.01  # learning rate of a pretrained backbone, in units of the head's
-FINETUNED = ("none", "last", "all")
+DEFAULT_STEPS, MIN_EPOCHS = 600, 10
+PRETRAINED_RATE = 0.01  # learning rate of a pretrained backbone as a share of the network's
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepMethod(Method):
-    """A method with a module, trained by the one loop: it brings `network`, `losses` and what else it needs."""
+    """A method that trains a network with the one loop: it brings `network`, `losses` and what else it needs.
+
+    `network_` is the method's own network, `tower_` all that trains. All state belongs into the network, in buffers
+    where it is not learned; `scratch_` is for what training alone needs.
+    """
 
     needs_other_gradient: ClassVar[bool] = True  # whether a loss sends gradients through the second view
 
-    finetune: str = setting("none", "stages of the backbone that train with the head, on images: none, last or all")
+    finetune: str = setting(
+        "none", "stages of the backbone that are trained too, for images", choices=("none", "last", "all")
+    )
     backbone_rate: float | None = setting(
-        None, "learning rate of the backbone as a share of the head's; None: 0.01 if it is pretrained, else 1; ours"
+        None,
+        "learning rate of the backbone in units of the network's; None: 0.01 if pretrained, else 1; ours",
+        above=0,
     )
     mixed_precision: bool | None = setting(
         None, "whether the backbone trains in bfloat16; None: on CUDA devices that have it; ours"
     )
-    epochs: int | None = setting(None, "passes over the data; None makes 600 steps, but at least 10 passes; ours")
-    batch_size: int = setting(512, "items per step, over all processes")
-    labelled_share: float = setting(0.5, "labelled part of a batch; half, as in GPQ's release")
-    learning_rate: float = setting(1e-3, "peak of the schedule (warm-up, then a cosine to zero); ours")
-    weight_decay: float = setting(1e-4, "of AdamW; the paper's")
-    warmup_share: float = setting(0.05, "part of the steps in which the learning rate rises; ours")
-    clip_norm: float = setting(1.0, "largest norm of the gradient; ours")
-    max_features: int = setting(256, "principal components of the input that the head sees; ours")
+    epochs: int | None = setting(None, "passes over the data; None: 600 steps, but at least 10 passes; ours", above=0)
+    batch_size: int = setting(512, "items per step, over all processes", above=0)
+    labelled_share: float = setting(0.5, "labelled part of a batch; half, as in GPQ's release", above=0, below=1)
+    learning_rate: float = setting(1e-3, "peak of the schedule (warm-up, then a cosine to zero); ours", above=0)
+    weight_decay: float = setting(1e-4, "of AdamW; the paper's", at_least=0)
+    warmup_share: float = setting(0.05, "part of the steps in which the learning rate rises; ours", at_least=0, below=1)
+    clip_norm: float = setting(1.0, "largest norm of the gradient; ours", above=0)
+    max_features: int = setting(256, "principal components of the input that the network sees; ours", above=0)
     threads: int = setting(
-        1, "of the CPU in training: small heads gain nothing from more, and lose much on a busy machine"
+        1, "CPU threads of training: small networks gain nothing from more, and lose much on a busy machine", above=0
     )
     view_noise: float = setting(
-        0.5, "noise of the two views when items have one view only, in units of a feature; ours"
+        0.5, "noise of the two views when items have one view only, in units of a feature; ours", at_least=0
     )
-    view_dropout: float = setting(0.1, "share of features set to zero in such views; ours")
+    view_dropout: float = setting(0.1, "share of features set to zero in such views; ours", at_least=0, below=1)
 
-    def check(self, labels: Labels, n_features: int | None) -> None:
-        """The numbers that steer the loop must make sense."""
-        super().check(labels, n_features)
-        require(self.finetune in FINETUNED, f"finetune={self.finetune!r}; choose one of {', '.join(FINETUNED)}")
-        for name in ("batch_size", "learning_rate", "clip_norm", "max_features", "threads"):
-            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
-        for name in ("epochs", "backbone_rate"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"{name}={value} must be above 0, or None")
-        require(0 < self.labelled_share < 1, f"labelled_share={self.labelled_share} must lie between 0 and 1")
-        require(0 <= self.view_dropout < 1, f"view_dropout={self.view_dropout} must be at least 0 and below 1")
-        for name in ("weight_decay", "view_noise"):
-            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
-        require_partly_labelled(labels, min_classes=2)
-        require(0 <= self.warmup_share < 1, f"warmup_share={self.warmup_share} must be at least 0 and below 1")
+    # What a method brings
 
     @abstractmethod
-    def network(self, n_features: int, n_classes: int) -> nn.Module:
-        """The untrained module on mapped features (B, n_features); all state of the method lives in it."""
+    def network(self, n_features: int, n_seen: int, n_novel: int) -> nn.Module:
+        """Return the untrained network on mapped features (B, n_features).
+
+        n_novel is the number of novel classes that a `HeadMethod` has outputs for, 0 for other methods.
+        """
 
     @abstractmethod
     def losses(self, batch: Batch) -> Terms:
-        """Named loss terms of a batch of mapped features; the loop descends along their sum and logs them."""
+        """Return named loss terms of a batch of mapped features; the loop descends along their sum and logs them."""
 
-    def prepare(self, data: PartlyLabelled) -> None:
-        """Start values of the module that come from the data, before the first epoch."""
+    # What it may bring beside that
 
-    def on_epoch(self, data: PartlyLabelled, epoch: int) -> None:
-        """Work before each epoch; state that it makes belongs into buffers of the module."""
+    def check_data(self, labels: Labels, n_features: int) -> None:
+        """Require labels of two classes or more and, unless the method does without, unlabelled items."""
+        require_partly_labelled(labels) if self.uses_unlabelled else require_labelled(labels)
 
-    def diagnostics(self, batch: Batch, data: PartlyLabelled) -> dict[str, Any]:
-        """Numbers for the log, after each epoch, from its last batch (as the loop has it) and the data."""
+    def prepare(self, data: Batches) -> None:
+        """Set start values of the network that come from the data, before the first epoch."""
+
+    def on_epoch(self, data: Batches, epoch: int) -> None:
+        """Do the work before each epoch; state that it makes belongs into buffers of the network."""
+
+    def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
+        """Return numbers for the log, after each epoch, from its last batch (as the loop has it) and the data."""
         return {}
 
     @property
     def wants_clean(self) -> bool:
-        """Whether batches shall hold the clean view too, unless all of a backbone trains: it would cost too much."""
+        """Whether batches hold the clean view too, unless a whole backbone trains: it would cost too much."""
         return False
 
     def n_epochs(self, steps_per_epoch: int) -> int:
-        """How often to go through the data."""
-        return self.epochs or max(-(-DEFAULT_STEPS // steps_per_epoch), 10)
+        """Return how often to go through the data."""
+        return self.epochs or max(-(-DEFAULT_STEPS // steps_per_epoch), MIN_EPOCHS)
 
     def optimisers(self) -> list[Optimizer]:
-        """One AdamW over everything; methods with several players override this and `step`."""
-        groups = [{"params": list(self.module_.parameters()), "lr": self.learning_rate}]
-        if self.tower_.backbone is not None:
-            rate = self.learning_rate * (self.backbone_rate or (PRETRAINED_RATE if self._is_pretrained else 1.0))
-            groups.append({"params": list(self.tower_.backbone.parameters()), "lr": rate})
+        """Return one AdamW over everything; methods with several players override this and `step`."""
+        groups = [{"params": list(self.network_.parameters()), "lr": self.learning_rate}]
+        if self.tower_.backbone is not None and self.images_ is not None:
+            rate = self.backbone_rate or (PRETRAINED_RATE if self.images_.is_pretrained else 1.0)
+            groups.append({"params": list(self.tower_.backbone.parameters()), "lr": self.learning_rate * rate})
         return [AdamW(groups, weight_decay=self.weight_decay, fused=True)]
 
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
-        """One step down the sum of `losses`."""
+        """Take one step down the sum of `losses`."""
         terms = self.losses(self.mapped(batch))
         descend(self.tower_.parameters(), optimisers[0], terms, self.clip_norm)
         return terms
 
+    # What it can use
+
+    @property
+    def network_(self) -> nn.Module:
+        """The method's own network."""
+        return self.tower_.network
+
     def mapped(self, batch: Batch) -> Batch:
-        """The batch as the head sees it; features of a frozen backbone have been mapped before."""
+        """Return the batch as the network sees it; features of a frozen backbone have been mapped before."""
         if self.tower_.backbone is None:
             return batch
         with torch.autocast(batch.x.device.type, torch.bfloat16, enabled=self._is_mixed(batch.x.device)):
@@ -134,7 +139,7 @@ class DeepMethod(Method):
 
     @torch.no_grad()
     def clean_features(self, items: Items, rows: Tensor) -> Tensor:
-        """Mapped features (n, F') of the clean view of some items of a training, on the CPU."""
+        """Return mapped features (n, F') of the clean view of some items of a training, on the CPU."""
         device = resolved(self.device)
         parts = []
         for some in rows.split(items.n_rows):
@@ -142,73 +147,45 @@ class DeepMethod(Method):
             parts.append(x if self.tower_.backbone is None else self.tower_.features(x.to(device)).cpu())
         return torch.cat(parts)
 
-    def _is_mixed(self, device: torch.device) -> bool:
-        if self.mixed_precision is None:
-            return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        return self.mixed_precision
+    # What the interface of all methods asks for
 
-    def _image_items(self, images: Images, n_views: int, progress: bool | None) -> Given:
-        """Features where the backbone is frozen, else what its trained part gets."""
-        if self.finetune == "none":
-            return self._extracted(images, n_views, progress)
+    def image_input(self) -> ImageInput:
+        """Return what reads images: as features where the backbone is frozen, else as what its trained part takes."""
         require(
-            not self.mixed_precision or bfloat16_runs(resolved(self.device)),
+            self.finetune == "none" or not self.mixed_precision or bfloat16_runs(resolved(self.device)),
             f"mixed_precision=True: bfloat16 does not run on this {resolved(self.device).type}; leave it at None",
         )
-        if self.finetune == "last":
-            return self._extracted(images, n_views, progress, last_stage=True)
-        self._require_same_backbone()
-        size = self._size(images)
-        if not hasattr(self, "classes_"):  # a fit finds out whether the backbone takes this size
-            self._backbone.n_outputs(size, self._backbone.for_inference(), torch.device("cpu"))
-        views = Views(images, size, self.augmentation, int(self.seed))
-        rows, broken = readable(images, progress)
-        return made_of(images, ImageItems(views, rows), rows, broken)
+        return ImageInput(self, self.seed, self.device, self.finetune)
 
-    def _begin(self, items: Items, labels: Labels, progress: bool | None) -> None:
-        self._batches(items, labels).require_enough()
+    def _begin(self, data: Loaded, progress: bool | None) -> None:
+        self._batches(data.items, data.labels).require_enough()
         with limited_threads(self.threads):
-            backbone = self._trained_part()
+            items, device = data.items, resolved(self.device)
+            backbone = trained_part(self.images_, device)
             feature_map = self._feature_map(items, backbone, progress)
             if backbone is None and isinstance(items, ArrayItems):
                 items = ArrayItems(items.x, feature_map).in_memory()
-            self._data = self._batches(items, labels)
-            self._assemble(backbone, feature_map, len(labels.classes))
-            self.prepare(self._data)
+            self.tower_ = Tower(backbone, feature_map or nn.Identity(), nn.Identity()).to(device)
+            batches = self._batches(items, data.labels)
+            self._count_novel(batches, progress)
+            self._build_network(len(data.labels.classes))
+            self.scratch_ = SimpleNamespace(batches=batches)
+            self.prepare(batches)
 
-    def _fit(self, items: Items, labels: Labels, run: Run | None, progress: bool | None) -> None:
-        data = self.__dict__.pop("_data")
-        with limited_threads(self.threads):
-            self.log_ = train(self, data, run, progress)
+    def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
+        try:
+            with limited_threads(self.threads):
+                self.log_ = train(self, self.scratch_.batches, run, progress)
+        finally:
+            del self.scratch_  # as large as the data, and of no use after training
 
-    def _diagnosis(self, items: Items) -> dict[str, Any]:
-        """The last epoch's numbers beside the use of the codes."""
-        return {**(self.log_[-1] if hasattr(self, "log_") else {}), **super()._diagnosis(items)}
-
-    @property
-    def _takes_pixels(self) -> bool:
-        return isinstance(self.tower_.backbone, Backbone)
-
-    @property
-    def _is_finetuned(self) -> bool:
-        return self.finetune != "none" and hasattr(self, "image_size_")  # which only a fit on images sets
-
-    @property
-    def _borrowed(self) -> dict[str, Tensor]:
-        """Nothing where all of the backbone trains."""
-        return {} if self.finetune == "all" else super()._borrowed
-
-    def _trained_part(self) -> LastStage | Backbone | None:
-        """A copy of what trains of the backbone, on the device; None for embeddings and a frozen backbone."""
-        if not self._is_finetuned:
-            return None
-        backbone = deepcopy(self._backbone).to(resolved(self.device)).eval()
-        return LastStage(backbone, self.image_size_) if self.finetune == "last" else backbone
+    def _count_novel(self, data: Batches, progress: bool | None) -> None:
+        """Set `n_novel_`, where the network has outputs for novel classes."""
 
     @torch.no_grad()
     def _feature_map(self, items: Items, backbone: nn.Module | None, progress: bool | None) -> FeatureMap | None:
-        """Fitted on the features at the start; none for a backbone that starts at random."""
-        if backbone is not None and self.finetune == "all" and not self._is_pretrained:
+        """Fit the map on the features at the start; a backbone that starts at random has none."""
+        if backbone is not None and self.finetune == "all" and self.images_ and not self.images_.is_pretrained:
             return None
         found = chunks(items, "reading features", progress)
         if backbone is not None:
@@ -216,14 +193,19 @@ class DeepMethod(Method):
             found = (backbone(chunk.to(device)).cpu() for chunk in found)
         return fit_feature_map(found, self.max_features)
 
-    def _assemble(self, backbone: nn.Module | None, feature_map: FeatureMap | None, n_classes: int) -> None:
-        n_features = self._backbone.n_features if feature_map is None else feature_map.n_features
+    def _build_network(self, n_seen: int) -> None:
+        feature_map = self.tower_.feature_map
+        if isinstance(feature_map, FeatureMap):
+            n_features = feature_map.n_features
+        else:
+            assert self.images_ is not None
+            n_features = self.images_.backbone.n_features
         with seeded(self.seed):
-            self.module_ = self.network(n_features, n_classes)
-        self.tower_ = Tower(backbone, feature_map or nn.Identity(), self.module_).to(resolved(self.device))
+            network = self.network(n_features, n_seen, getattr(self, "n_novel_", 0))
+        self.tower_.network = network.to(resolved(self.device))
 
-    def _batches(self, items: Items, labels: Labels) -> PartlyLabelled:
-        return PartlyLabelled(
+    def _batches(self, items: Items, labels: Labels) -> Batches:
+        return Batches(
             items,
             labels,
             int(self.batch_size),
@@ -233,8 +215,13 @@ class DeepMethod(Method):
             self.view_dropout,
             processes.rank(),
             processes.world_size(),
-            self.wants_clean and not (self._is_finetuned and self.finetune == "all"),
+            self.wants_clean and not (self.images_ and self.finetune == "all"),
         )
+
+    def _is_mixed(self, device: torch.device) -> bool:
+        if self.mixed_precision is None:
+            return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return self.mixed_precision
 
     def _embed(self, x: Tensor) -> Tensor:
         embedding: Tensor = self.tower_(x.to(resolved(self.device)))
@@ -242,7 +229,7 @@ class DeepMethod(Method):
 
     @property
     def feature_map_(self) -> FeatureMap:
-        """The map from embeddings, or features of the backbone, to what `module_` sees."""
+        """The map from embeddings, or features of the backbone, to what the network sees."""
         assert isinstance(self.tower_.feature_map, FeatureMap), "a backbone that starts at random has none"
         return self.tower_.feature_map
 
@@ -253,16 +240,15 @@ class DeepMethod(Method):
         return math.prod(backbone.shape) if isinstance(backbone, LastStage) else len(self.feature_map_.mean)
 
     def state(self) -> dict[str, Tensor]:
-        """All that was fitted; of the backbone what was trained."""
+        """Return all that was fitted; of the backbone what was trained."""
         return self.tower_.state_dict()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Build the module again and fill it."""
-        if self._is_finetuned and self.finetune == "all":
-            with seeded(self.seed):
-                self._backbone = backbones.build(self.backbone, width=self.backbone_width, pretrained=False)
+        """Build the tower again and fill it."""
         components = state.get("feature_map.components")
-        feature_map = None if components is None else FeatureMap(*components.shape)
-        self._assemble(self._trained_part(), feature_map, len(self.classes_))
+        feature_map = nn.Identity() if components is None else FeatureMap(*components.shape)
+        device = resolved(self.device)
+        self.tower_ = Tower(trained_part(self.images_, device), feature_map, nn.Identity()).to(device)
+        self._build_network(len(self.classes_))
         self.tower_.load_state_dict(state)
         self.tower_.eval()

@@ -1,6 +1,5 @@
-"""What all methods share that may be given images: the backbone, the views, and how images become items."""
+"""How a method reads images: a backbone, a size and views of them, decided once by a fit."""
 
-import dataclasses
 import hashlib
 import statistics
 from dataclasses import dataclass
@@ -15,187 +14,168 @@ from torch import Tensor
 from combemb import backbones
 from combemb.backbones.base import Backbone
 from combemb.backbones.extract import extract
-from combemb.data.augmentation import Augmentation
-from combemb.data.embeddings import Embeddings, as_array, read_embeddings
-from combemb.data.folders import are_pixels, is_images, listed_images, read_images
+from combemb.data.augmentation import Augmentation, Views
+from combemb.data.given import Given, Loaded
+from combemb.data.image_items import ImageItems, readable
 from combemb.data.images import BrokenImage, Images
-from combemb.data.items import ArrayItems, Items
+from combemb.data.items import ArrayItems
 from combemb.learning.settings import setting
 from combemb.system.errors import require
 from combemb.system.machine import limited_threads, n_cores, resolved, seeded
 
-SMALLEST_SIZE = 96  # of images for a pretrained backbone, unless given; smaller ones are enlarged
-FEW_IMAGES = 256  # whose clean features, those of queries, are not worth a file
-MEASURED_IMAGES = 64  # whose sizes are looked at
-LAST_STAGE_ROWS = 256  # that go through the last stage of a backbone at a time; its maps are large
-
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """What a user gave, as items to learn from or to embed, with the ids of those that could be read."""
-
-    items: Items
-    labels: Any = None  # as they lay beside the items
-    ids: np.ndarray | None = None
-    rows: np.ndarray | None = None  # which of the images given the items are
-    images_key: str | None = None  # which changes with the images
-    broken: dict[str, str] = dataclasses.field(default_factory=dict)  # id -> why it is left out
+MIN_SIDE = 96  # for a pretrained backbone; smaller images are enlarged
+MAX_UNCACHED = 256  # clean features of so few images, such as queries, are not written to the cache
+MEASURED_IMAGES = 64
+LAST_STAGE_ROWS = 256  # inputs of a last stage are large, so fewer are held at a time
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class FromImages:
+class ImageSettings:
     """Settings of the way from images to features; embeddings do not need them."""
 
-    seed: int = setting(0, "what is random in a fit follows from it; the global random state is never touched")
-    device: str = setting("auto", "auto takes CUDA, then MPS, then the CPU")
     backbone: str = setting(
         "efficientnet_lite0",
-        "makes features of images: efficientnet_lite0, resnet18, alexnet, vgg, hf:<name or folder>",
+        "network that turns images into features: efficientnet_lite0, resnet18, alexnet, vgg, hf:<name or folder>",
     )
-    backbone_weights: str | None = setting(None, "a .safetensors file for it; None takes those that it comes with")
-    backbone_width: int = setting(64, "channels of the first stage of resnet18")
+    backbone_weights: str | None = setting(None, "a .safetensors file of its weights; None: those that it comes with")
+    backbone_width: int = setting(64, "channels of the first stage of resnet18", above=0)
     image_size: int | None = setting(
-        None, "side in pixels; None: that of the images, at least 96, at most what the backbone was made for"
+        None, "side in pixels; None: that of the images, at least 96, at most what the backbone was made for", above=0
     )
-    n_views: int = setting(3, "views per image that are kept as features, the first the clean image; ours")
-    crop_area: float = setting(0.3, "smallest part of an image in a view; ours, SimCLR has 0.08")
-    flip: float = setting(0.5, "probability that a view is mirrored; SimCLR's")
-    colour: float = setting(0.4, "strength of the change of colours in a view; SimCLR's for small images")
-    grey: float = setting(0.2, "probability that a view is grey; SimCLR's")
-    blur: float = setting(0.0, "probability that a view is blurred; SimCLR has 0.5 for large images, none for small")
+    n_views: int = setting(3, "views per image that are stored as features, the first the clean image; ours", above=0)
+    crop_area: float = setting(0.3, "smallest part of an image in a view; ours, SimCLR has 0.08", above=0, at_most=1)
+    flip: float = setting(0.5, "probability that a view is mirrored; SimCLR's", at_least=0, at_most=1)
+    colour: float = setting(0.4, "strength of the colour jitter; SimCLR's for small images", at_least=0, at_most=1)
+    grey: float = setting(0.2, "probability that a view is grey; SimCLR's", at_least=0, at_most=1)
+    blur: float = setting(
+        0.0,
+        "probability that a view is blurred; SimCLR: 0.5 for large images, 0 for small",
+        at_least=0,
+        at_most=1,
+    )
 
-    def check_images(self) -> None:
-        """ValueError if the settings for images do not make sense."""
-        require(self.n_views > 0, f"n_views={self.n_views} must be above 0")
-        require(self.backbone_width > 0, f"backbone_width={self.backbone_width} must be above 0")
-        require(self.image_size is None or self.image_size > 0, f"image_size={self.image_size} must be above 0")
-        _ = self.augmentation
 
-    @property
-    def augmentation(self) -> Augmentation:
-        """The strengths together."""
+class ImageInput:
+    """Reads images for one method, fitted or about to be.
+
+    Parameters
+    ----------
+    settings : ImageSettings
+        Copied: later changes of the method's settings do not change how a fitted method reads images.
+    seed, device
+        Of the method.
+    trained : {"none", "last", "all"}
+        The part of the backbone that the method trains. Images become features, what the last stage gets, or pixels.
+    """
+
+    def __init__(
+        self,
+        settings: ImageSettings,
+        seed: int,
+        device: str,
+        trained: str = "none",
+    ):
         names = ("crop_area", "flip", "colour", "grey", "blur")
-        return Augmentation(**{name: float(getattr(self, name)) for name in names})
+        self.augmentation = Augmentation(**{name: float(getattr(settings, name)) for name in names})
+        self.name, self.width, self.weights = settings.backbone, settings.backbone_width, settings.backbone_weights
+        self.seed, self.device, self.trained = int(seed), device, trained
+        self.size = int(settings.image_size or 0)  # in pixels; 0 until `decide_size`
+        self.known_digest: str | None = None  # of a fitted method; another backbone is refused
+        self.first_stage_weights: Path | None = None
 
-    def read(self, x: Any, *, progress: bool | None = None) -> Given:
-        """What a user gives, as items to embed: embeddings, or images as the method wants them, without broken ones."""
-        images = as_images(x)
-        if images is None:
-            return as_embeddings(x)
-        require(
-            not hasattr(self, "classes_") or hasattr(self, "image_size_"),
-            "this model was fitted on embeddings; give it embeddings, not images",
-        )
-        return self._image_items(images, 1, progress)
-
-    def _image_items(self, images: Images, n_views: int, progress: bool | None) -> Given:
-        """Images as the items that the method wants: here features of the frozen backbone."""
-        return self._extracted(images, n_views, progress)
-
-    @property
-    def _takes_pixels(self) -> bool:
-        """Whether a fitted method wants pixels, not features of a backbone."""
-        return False
-
-    @property
-    def _is_pretrained(self) -> bool:
-        return self._backbone.has_weights or self.backbone_weights is not None
-
-    def _extracted(self, images: Images, n_views: int, progress: bool | None, last_stage: bool = False) -> Given:
-        require(
-            self._is_pretrained,
-            f"{self.backbone} comes without weights; give backbone_weights=FILE, or let a method that trains a "
-            "network train it with finetune='all'",
-        )
-        self._require_same_backbone()
-        with limited_threads(max(1, n_cores() // 2)):  # the others decode
-            found = extract(
-                images,
-                self._backbone,
-                about={"backbone": self.backbone, "weights": self._backbone_digest},
-                size=int(self._size(images)),
-                n_views=int(n_views),
-                augmentation=self.augmentation,
-                last_stage=last_stage,
-                keep=n_views > 1 or len(images) > FEW_IMAGES,
-                device=resolved(self.device),
-                progress=progress,
-            )
-        items = ArrayItems(found.x)
-        items.n_rows = LAST_STAGE_ROWS if last_stage else items.n_rows
-        return made_of(images, items, found.rows, found.broken)
-
-    def _require_same_backbone(self) -> None:
-        require(
-            self._backbone_digest == getattr(self, "backbone_digest_", self._backbone_digest),
-            f"{self.backbone} is another than when this model was fitted: its weights or settings have changed; "
-            "bring back the old ones, or fit again",
-        )
-
-    def _size(self, images: Images) -> int:
-        """The side of the images in pixels, decided once for a fitted method."""
-        known: int | None = self.image_size or getattr(self, "image_size_", None)
-        if known:
-            return int(known)
-        largest = self._backbone.default_size
-        return min(max(_typical_side(images, largest), min(SMALLEST_SIZE, largest)), largest)
+    def start_from(self, weights: Path) -> None:
+        """Use the weights of a first stage."""
+        self.first_stage_weights = weights
+        self.__dict__.pop("backbone", None)
+        self.__dict__.pop("digest", None)
 
     @cached_property
-    def _backbone(self) -> Backbone:
+    def backbone(self) -> Backbone:
+        """The network, with random weights where a fitted method brings all of them."""
+        has_own = self.trained == "all" and self.known_digest is not None
         with seeded(self.seed):
-            return backbones.build(self.backbone, width=self.backbone_width, weights=self.backbone_weights)
+            weights = None if has_own else self.first_stage_weights or self.weights
+            return backbones.build(
+                self.name, width=self.width, weights=weights and str(weights), pretrained=not has_own
+            )
 
     @property
-    def _borrowed(self) -> dict[str, Tensor]:
-        """What a fitted method needs of the backbone's state and its run folder does not hold."""
-        return self._backbone.state_dict()
+    def is_pretrained(self) -> bool:
+        """Whether the backbone starts with weights that were trained."""
+        return self.backbone.has_weights or (self.first_stage_weights or self.weights) is not None
 
     @cached_property
-    def _backbone_digest(self) -> str:
-        backbone = self._backbone
-        digest = hashlib.sha256(backbone.settings.encode())
-        for name, tensor in {"mean": backbone.mean, "std": backbone.std, **self._borrowed}.items():
+    def digest(self) -> str:
+        """Changes with all that decides the features and is not stored in the run folder."""
+        return self._digest({} if self.trained == "all" else self.backbone.state_dict())
+
+    @property
+    def start_digest(self) -> str:
+        """Changes with the weights that a first stage starts from."""
+        return self._digest(self.backbone.state_dict())
+
+    def _digest(self, state: dict[str, Tensor]) -> str:
+        digest = hashlib.sha256(self.backbone.settings.encode())
+        for name, tensor in {"mean": self.backbone.mean, "std": self.backbone.std, **state}.items():
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()[:16]
 
+    def decide_size(self, images: Images) -> None:
+        """Choose the side of the images in pixels, unless it is known."""
+        if not self.size:
+            largest = self.backbone.default_size
+            self.size = min(max(_typical_side(images, largest), min(MIN_SIDE, largest)), largest)
 
-def as_images(x: Any) -> Images | None:
-    """Images of whatever holds images; None for anything else."""
-    if isinstance(x, Images):
-        return x
-    if isinstance(x, str | Path):
-        require(Path(x).exists(), f"cannot read {x}: there is no such file or folder")
-        return read_images(x) if is_images(x) else None
-    if isinstance(x, list | tuple) and x and all(isinstance(path, str | Path) for path in x):
-        return listed_images(x)
-    if isinstance(x, torch.Tensor) and x.dtype != torch.bfloat16:
-        x = x.detach().cpu().numpy()
-    return Images(pixels=np.asarray(x)) if isinstance(x, np.ndarray) and are_pixels(x) else None
+    def load(self, given: Given, n_views: int, progress: bool | None) -> Loaded:
+        """Return images as the items that the method takes, without those that cannot be read."""
+        assert given.images is not None
+        self.decide_size(given.images)
+        require(
+            self.known_digest in {None, self.digest},
+            f"{self.name} is another than when this model was fitted: its weights or settings have changed; "
+            "restore the old ones, or fit again",
+        )
+        read = self._pixels if self.trained == "all" else self._features
+        items, rows, broken = read(given.images, n_views, progress)
+        assert given.ids is not None
+        named = {str(given.ids[row]): reason for row, reason in broken.items()}
+        labels = given.visible_labels.take(rows) if broken else given.visible_labels
+        return Loaded(items, labels, given.ids[rows], rows, given.images.key, named)
 
+    def _features(self, images: Images, n_views: int, progress: bool | None) -> tuple[Any, np.ndarray, dict[int, str]]:
+        require(
+            self.is_pretrained,
+            f"{self.name} comes without weights; give backbone_weights=FILE, or let a method that trains a "
+            "network train it with finetune='all'",
+        )
+        is_last = self.trained == "last"
+        with limited_threads(max(1, n_cores() // 2)):  # the other cores decode
+            found = extract(
+                images,
+                self.backbone,
+                about={"backbone": self.name, "weights": self.digest},
+                size=self.size,
+                n_views=int(n_views),
+                augmentation=self.augmentation,
+                last_stage=is_last,
+                keep=n_views > 1 or len(images) > MAX_UNCACHED,
+                device=resolved(self.device),
+                progress=progress,
+            )
+        items = ArrayItems(found.x)
+        items.n_rows = LAST_STAGE_ROWS if is_last else items.n_rows
+        return items, found.rows, found.broken
 
-def made_of(images: Images, items: Items, rows: np.ndarray, broken: dict[int, str]) -> Given:
-    """Items with what is known of the images that they are, the readable `rows`; why the others are `broken`."""
-    ids = np.arange(len(images)) if images.ids is None else images.ids
-    labels = images.known_labels
-    return Given(
-        items,
-        None if labels is None else labels[rows],
-        ids[rows],
-        rows,
-        images.key,
-        {str(ids[row]): reason for row, reason in broken.items()},
-    )
-
-
-def as_embeddings(x: Any) -> Given:
-    """Embeddings of an array, or of a file with what lies beside them."""
-    found = read_embeddings(x) if isinstance(x, str | Path) else Embeddings(as_array(x))
-    return Given(ArrayItems(found.x), found.labels, found.ids)
+    def _pixels(self, images: Images, _: int, progress: bool | None) -> tuple[Any, np.ndarray, dict[int, str]]:
+        if self.known_digest is None:  # a fit finds out whether the backbone takes this size
+            self.backbone.n_outputs(self.size, self.backbone.for_inference(), torch.device("cpu"))
+        rows, broken = readable(images, progress)
+        return ImageItems(Views(images, self.size, self.augmentation, self.seed), rows), rows, broken
 
 
 def _typical_side(images: Images, enough: int) -> int:
-    """Median of the shorter sides of some images."""
+    """Return the median of the shorter sides of some images."""
     if images.pixels is not None:
         return int(min(images.pixels.shape[1:3]))
     sides = []

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from combemb.learning.batches import Batch, PartlyLabelled
-from combemb.learning.run_folder import Run
+from combemb.learning.batches import Batch, Batches
+from combemb.learning.run_folder import RunFolder
 from combemb.system import processes
 from combemb.system.machine import seeded
 from combemb.system.progress import Display
@@ -39,20 +39,20 @@ class Trainable(Protocol):
     def optimisers(self) -> list[Optimizer]:
         """Fresh optimisers of the module; their learning rates are the peak of the schedule."""
 
-    def on_epoch(self, data: PartlyLabelled, epoch: int) -> None:
+    def on_epoch(self, data: Batches, epoch: int) -> None:
         """Work before each epoch; state that it makes belongs into buffers of the module."""
 
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
         """One update of the module; returns the named loss terms."""
 
-    def diagnostics(self, batch: Batch, data: PartlyLabelled) -> dict[str, Any]:
+    def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
         """Numbers for the log, after each epoch, from its last batch and the data."""
 
 
 def train(
     method: Trainable,
-    data: PartlyLabelled,
-    run: Run | None = None,
+    data: Batches,
+    run: RunFolder | None = None,
     progress: bool | None = None,
     checkpoint_seconds: float = 10.0,
 ) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def train(
                     for i, drawn in enumerate(data.epoch(epoch)):
                         step = epoch * len(data) + i
                         _set_rates(optimisers, peaks, schedule(step, n_steps, method.warmup_share))
-                        batch = replace(drawn.to(device), step=step, progress=step / n_steps)
+                        batch = replace(drawn.to(device), step=step, fraction_done=step / n_steps)
                         for name, term in method.step(batch, optimisers).items():
                             sums[name] = sums.get(name, 0) + term.detach()
                         display.advance(n_items, partial(_line, epoch + 1, n_epochs, sums, i + 1))
@@ -167,7 +167,7 @@ def _state(module: nn.Module, optimisers: list[Optimizer]) -> dict[str, Tensor]:
     return state
 
 
-def _restore(run: Run | None, module: nn.Module, optimisers: list[Optimizer]) -> tuple[int, list[dict[str, Any]]]:
+def _restore(run: RunFolder | None, module: nn.Module, optimisers: list[Optimizer]) -> tuple[int, list[dict[str, Any]]]:
     """Put a stored state back; returns the epochs done and their log."""
     stored = run.checkpoint() if run else None
     if run is None or stored is None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pyarrow as pa
@@ -10,16 +11,23 @@ from pyarrow import csv
 from safetensors.torch import load_file
 from torch import Tensor
 
+from combemb.data.folders import RUN_MARKER
+from combemb.learning.curves import Panel, draw_curves
 from combemb.system.files import write_atomically, write_json, write_tensors
 
-FORMAT_VERSION = 1
-CONFIG, WEIGHTS, CHECKPOINT, LOG = "run.json", "weights.safetensors", "checkpoint.safetensors", "metrics.jsonl"
-DIAGNOSIS, CURVES, BROKEN = "diagnosis.json", "training.png", "broken.csv"
+FORMAT_VERSION = 2
+
+# All files of a run folder: what a fit writes, then what `discover`, `index` and the demo add.
+CONFIG = RUN_MARKER
+WEIGHTS, BACKBONE, CHECKPOINT = "weights.safetensors", "backbone.safetensors", "checkpoint.safetensors"
+LOG, DIAGNOSIS, CURVES, BROKEN = "metrics.jsonl", "diagnosis.json", "training.png", "broken.csv"
 DISCOVERY, TABLE, TEXT = "discovery.safetensors", "discovery.parquet", "discovery.csv"
 PAGE, MAP = "discovery.html", "discovery-map.png"
+INDEX, ENTRIES = "index.safetensors", "entries.parquet"  # of no use after another fit, and then refused
+REPLACED = (CHECKPOINT, WEIGHTS, BACKBONE, LOG, DIAGNOSIS, CURVES, BROKEN, DISCOVERY, TABLE, TEXT, PAGE, MAP, CONFIG)
 
 
-class Run:
+class RunFolder:
     """A run folder that a fit writes into."""
 
     def __init__(self, folder: str | Path):
@@ -40,8 +48,7 @@ class Run:
         """Begin anew: remove the files of an earlier run and store the configuration."""
         json.dumps(config, allow_nan=False)  # may fail, and must not after the old run is gone
         self.folder.mkdir(parents=True, exist_ok=True)
-        discovered = (DISCOVERY, TABLE, TEXT, PAGE, MAP)
-        for name in (CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, BROKEN, *discovered, CONFIG):
+        for name in REPLACED:
             (self.folder / name).unlink(missing_ok=True)
             for leftover in self.folder.glob(f".{name}.*"):  # of a process that was killed while it wrote
                 leftover.unlink()
@@ -75,10 +82,11 @@ class Run:
                 f"{self.folder} is not a readable run folder ({error}); expected {CONFIG} in it"
             ) from error
         if version != FORMAT_VERSION:
-            raise ValueError(f"{path} has format_version {version}, this combemb reads {FORMAT_VERSION}; fit again")
-        missing = [key for key in ("method", "fields", "classes") if key not in config]
-        if missing:
-            raise ValueError(f"{path} is damaged, it lacks {', '.join(missing)}; fit again")
+            raise ValueError(
+                f"{self.folder} was written by another version of combemb (format {version}, this one reads "
+                f"{FORMAT_VERSION}); fit again"
+            )
+        _check_config(path, config)
         return config
 
     def write_weights(self, tensors: dict[str, Tensor]) -> None:
@@ -93,13 +101,11 @@ class Run:
             raise ValueError(f"the run in {self.folder} was stopped before its end; go on with resume")
         return _read_tensors(path)
 
-    def write_report(self, diagnosis: dict[str, Any], log: list[dict[str, Any]]) -> None:
-        """Store what one should look at: numbers as JSON and, where something was trained, its curves as a picture."""
+    def write_report(self, diagnosis: dict[str, Any], log: list[dict[str, Any]], panels: tuple[Panel, ...]) -> None:
+        """Store the diagnosis as JSON and, where something was trained, the curves of its log as a picture."""
         write_json(self.folder / DIAGNOSIS, diagnosis)
         if log:
-            from combemb.learning.curves import draw_curves  # noqa: PLC0415 - matplotlib would cost every start half a second
-
-            write_atomically(self.folder / CURVES, lambda temporary: draw_curves(log, temporary))
+            write_atomically(self.folder / CURVES, lambda temporary: draw_curves(log, temporary, panels))
 
     def write_broken(self, broken: dict[str, str]) -> None:
         """List the images that could not be read, if there are any, with the reasons."""
@@ -147,3 +153,25 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # safetensors raises its own type for damaged files
         raise ValueError(f"cannot read {path}: {error}; the file is missing or damaged, fit again") from error
     return tensors
+
+
+def _check_config(path: Path, config: dict[str, Any]) -> None:
+    """Raise a ValueError that names what is missing in a configuration or has another form than `saving` gives it."""
+    classes, images = config.get("classes"), config.get("images")
+    is_list = isinstance(classes, list)
+    is_right = {
+        "method": isinstance(config.get("method"), str),
+        "settings": isinstance(config.get("settings"), dict),
+        "classes": is_list and {type(name) for name in classes or []} in ({str}, {int}, set()),
+        "images": images is None or (isinstance(images, dict) and images.keys() == {"size", "backbone_digest"}),
+        "n_novel": type(config.get("n_novel")) in (NoneType, int) and (config.get("n_novel") or 0) >= 0,
+        "path": isinstance(config.get("path"), str | None),
+    }
+    if is_right["images"] and images is not None:
+        is_right["images"] = type(images["size"]) is int and images["size"] > 0
+    wrong = [key for key, value in is_right.items() if not value]
+    missing = [key for key in wrong if key not in config]
+    if missing:
+        raise ValueError(f"{path} is damaged, it lacks {', '.join(missing)}; fit again")
+    if wrong:
+        raise ValueError(f"{path} is damaged: {wrong[0]} is {config[wrong[0]]!r}; fit again")

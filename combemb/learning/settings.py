@@ -1,28 +1,71 @@
-"""Settings of the methods: dataclass fields that say what they are, and their checks."""
+"""Settings of the methods: dataclass fields that say what they are and what values they take."""
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Self, get_args
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from combemb.system.errors import require
 
+KINDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", NoneType: "None"}
 
-def setting(default: Any, about: str) -> Any:
-    """A hyper-parameter: a dataclass field with one line of what it is and where its default comes from."""
-    return dataclasses.field(default=default, metadata={"about": about})
+
+@dataclass(frozen=True)
+class Limits:
+    """The values that a setting takes beside what its type says; every bound is optional."""
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    choices: tuple[Any, ...] = ()
+
+    def allow(self, value: Any) -> bool:
+        """Whether the value of a setting, or each of several, is within the limits."""
+        if isinstance(value, tuple):
+            return len(value) > 0 and all(map(self.allow, value))
+        return (
+            (self.above is None or value > self.above)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.below is None or value < self.below)
+            and (self.at_most is None or value <= self.at_most)
+            and (not self.choices or value in self.choices)
+        )
+
+    def __str__(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}"
+        bounds = {"above": self.above, "at least": self.at_least, "below": self.below, "at most": self.at_most}
+        return " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
+
+
+def setting(default: Any, about: str, **limits: Any) -> Any:
+    """Return a dataclass field: a setting with its default, one line about it, and its limits.
+
+    Parameters
+    ----------
+    default : object
+        The default value. A type that includes None usually means "chosen automatically".
+    about : str
+        What the setting is, and where its default comes from.
+    **limits
+        `above`, `at_least`, `below`, `at_most` for numbers, `choices` for the values or, of a tuple, its elements.
+    """
+    found = Limits(**limits)
+    return dataclasses.field(default=default, metadata={"about": about, "limits": found, "allowed": str(found)})
 
 
 class Settings:
-    """What scikit-learn asks of the fields of a dataclass. Its own base class would cost every start a second."""
+    """What scikit-learn asks of the fields of a dataclass. Its own base class would add a second to every start."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """All settings by name."""
+        """Return all settings by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def set_params(self, **settings: Any) -> Self:
-        """Change some settings; a fit takes notice of it."""
+        """Change some settings; the next fit uses them."""
         unknown, known = settings.keys() - self.get_params().keys(), ", ".join(self.get_params())
         require(not unknown, f"{type(self).__name__} has no {', '.join(sorted(unknown))}; its settings are {known}")
         for name, value in settings.items():
@@ -40,20 +83,24 @@ class Settings:
         return BaseEstimator().__sklearn_tags__()
 
 
-def check_type(name: str, value: Any, hint: Any) -> None:
-    """ValueError if a field does not hold what its annotation says; numbers must be finite."""
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+def check_settings(settings: Any) -> None:
+    """Raise a ValueError that names the first setting whose value its type or its limits do not allow."""
+    hints = get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        value, hint = getattr(settings, field.name), hints[field.name]
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        wanted = [KINDS.get(kind, "a tuple of texts") for kind in kinds]
+        require(any(_is_of(value, kind) for kind in kinds), f"{field.name}={value!r} must be {' or '.join(wanted)}")
+        limits = field.metadata.get("limits", Limits())
+        or_none = ", or None" if NoneType in kinds else ""
+        require(value is None or limits.allow(value), f"{field.name}={value!r} must be {limits}{or_none}")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of the type of a setting; numbers must be finite, and numpy's count."""
     is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    fits = {
-        int: is_number and isinstance(value, Integral),
-        float: is_number,
-        bool: isinstance(value, bool),
-        str: isinstance(value, str),
-        NoneType: value is None,
-    }
-    wanted = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", NoneType: "None"}
-    known = [kind for kind in kinds if kind in fits]
-    require(
-        not known or any(fits[kind] for kind in known),
-        f"{name}={value!r} must be {' or '.join(wanted[kind] for kind in known)}",
-    )
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is_of(part, get_args(kind)[0]) for part in value)
+    if kind is float:
+        return is_number
+    return is_number and isinstance(value, Integral) if kind is int else isinstance(value, kind)

@@ -2,36 +2,77 @@
 
 import importlib
 import pkgutil
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from combemb.learning.method import Method
-from combemb.learning.run_folder import Run
+from combemb.learning.run_folder import RunFolder
+from combemb.learning.saving import BUILT_IN
 
 __all__ = ["Method", "get", "load", "names"]
 
+ENTRY_POINTS = "combemb.methods"  # the group under which other packages register theirs
+
 
 def names() -> list[str]:
-    """All methods, by the names of their files.
+    """Return the names of all methods: the files in this folder, and the entry points of other packages.
 
+    Examples
+    --------
     >>> {"combemb", "itq"} <= set(names())
     True
     """
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted({*_built_in(), *(point.name for point in entry_points(group=ENTRY_POINTS))})
 
 
 def get(name: str) -> type[Method]:
-    """The class of a method.
+    """Return the class of a method.
 
+    Parameters
+    ----------
+    name : str
+        One of `names()`, or `package.module:Class` for any class that can be imported.
+
+    Examples
+    --------
     >>> get("itq").__name__
     'ITQ'
+    >>> get("combemb.methods.itq:ITQ").__name__
+    'ITQ'
     """
-    if name not in names():
-        raise ValueError(f"there is no method {name!r}; choose one of {', '.join(names())}")
-    module = importlib.import_module(f"{__name__}.{name}")
-    classes = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Method)]
-    return next(c for c in classes if c.__module__ == module.__name__)
+    if name in _built_in():
+        module = importlib.import_module(f"{BUILT_IN}{name}")
+        found = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Method)]
+        return next(c for c in found if c.__module__ == module.__name__)
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        return _checked(point.load(), name)
+    module_name, colon, path = name.partition(":")
+    if not colon:
+        raise ValueError(
+            f"there is no method {name!r}; choose one of {', '.join(names())}, or package.module:Class for your own"
+        )
+    try:
+        cls: object = importlib.import_module(module_name)
+        for part in path.split("."):
+            cls = getattr(cls, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"cannot import the method {name!r}: {error}; is its package installed?") from error
+    return _checked(cls, name)
 
 
 def load(folder: str | Path) -> Method:
-    """A fitted method from its run folder, whichever method it is."""
-    return get(Run(folder).config()["method"]).load(folder)
+    """Return the fitted method of a run folder, whichever method it is.
+
+    A run of a method from another package imports the module that its run.json names.
+    """
+    return get(RunFolder(folder).config()["method"]).load(folder)
+
+
+def _built_in() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(__path__)]
+
+
+def _checked(cls: object, name: str) -> type[Method]:
+    if not isinstance(cls, type) or not issubclass(cls, Method):
+        raise ValueError(f"{name!r} is no method; give a subclass of combemb.methods.Method")
+    return cls

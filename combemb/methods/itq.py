@@ -1,48 +1,46 @@
 """ITQ, the unsupervised binary code that every other method has to beat."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from combemb.backbones.feature_map import moments, unit_rows
-from combemb.data.items import ArrayItems, Items, chunks
+from combemb.backbones.feature_map import moments
+from combemb.data.given import Loaded
+from combemb.data.items import ArrayItems, chunks
 from combemb.data.labels import Labels
-from combemb.learning.method import Method
-from combemb.learning.run_folder import Run
+from combemb.learning.codes import CodeMethod
+from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
 from combemb.search.codebook import Codebook, binary_codebook
-from combemb.system.errors import require
+from combemb.system.arrays import unit_rows
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ITQ(Method):
+class ITQ(CodeMethod):
     """Iterative quantisation (Gong et al. 2012): centre, project to `bits` principal components, rotate.
 
     Minimises ||B - V R||^2 over signs B and rotations R, V the projected data: B = sign(V R), then the Procrustes step
     R = W U^T from the singular value decomposition B^T V = U S W^T. Labels are not used.
     """
 
-    task: ClassVar[Literal["retrieval", "discovery", "both"]] = "retrieval"
     paper: ClassVar[str] = "Iterative Quantization: A Procrustean Approach to Learning Binary Codes, TPAMI 2013"
 
-    n_views: int = setting(1, "views per image that are kept as features; this method looks at the clean image alone")
-    bits: int = setting(48, "length of a code, at most the number of features")
-    unit_length: bool = setting(True, "whether items are scaled to length one first; ours, better on all tuning splits")
-    iterations: int = setting(50, "alternations of signs and rotation; the paper's")
+    n_views: int = setting(1, "views per image that are stored as features; this method uses the clean image", above=0)
+    bits: int = setting(48, "length of a code, at most the number of features", at_least=1)
+    unit_length: bool = setting(True, "whether items get unit length first; ours, better on all tuning splits")
+    iterations: int = setting(50, "alternations of signs and rotation; the paper's", at_least=0)
 
-    def check(self, labels: Labels, n_features: int | None) -> None:
-        """The projection needs as many features and items as bits."""
-        super().check(labels, n_features)
-        require(self.iterations >= 0, f"iterations={self.iterations} must not be negative")
-        N, F = len(labels), len(labels) if n_features is None else n_features
-        if not 1 <= self.bits <= min(F, N):
+    def check_data(self, labels: Labels, n_features: int) -> None:
+        """Require as many features and items as bits."""
+        N, F = len(labels), n_features
+        if self.bits > min(F, N):
             raise ValueError(f"bits={self.bits} does not fit {N} items with {F} features; use 1 to {min(F, N)} bits")
 
-    def _fit(self, items: Items, labels: Labels, run: Run | None, progress: bool | None) -> None:
-        assert isinstance(items, ArrayItems)
-        scaled = ArrayItems(items.x, self._scaled)
+    def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
+        assert isinstance(data.items, ArrayItems)
+        scaled = ArrayItems(data.items.x, self._scaled)
         self.mean_, covariance = moments(chunks(scaled, "projecting", progress))
         _, vectors = torch.linalg.eigh(covariance)
         components = vectors[:, -self.bits :].flip(1)  # (F, bits), by falling variance

@@ -31,7 +31,7 @@ def is_first() -> bool:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[None]:
+def process_group(device: torch.device) -> Iterator[None]:
     """Join the group that torchrun started, unless the caller has done so; without torchrun nothing happens."""
     if _has_joined() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from combemb.learning.objectives.prototypes import unit
+from combemb.system.arrays import unit
 
 
 def smoothed(x: Tensor, landmarks: Tensor, n_neighbours: int, n_rows: int = 2_048) -> Tensor:

@@ -2,12 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
-
-def unit(x: Tensor) -> Tensor:
-    """Vectors along the last axis scaled to length one."""
-    return functional.normalize(x, dim=-1)
 
 
 def prototype_matrix(prototypes: Tensor) -> Tensor:

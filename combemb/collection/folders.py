@@ -1,0 +1,97 @@
+"""Images sorted into folders, one for each class that was found."""
+
+import os
+import re
+import shutil
+import unicodedata
+from collections import defaultdict
+from pathlib import Path
+
+from combemb.data.given import Given
+from combemb.discovery.result import Discovery
+from combemb.system.progress import Display
+
+UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]')  # in the name of a folder, on one system or another
+RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # names of devices, on Windows
+MAX_FILE_NAME_BYTES = 255
+MAX_FOLDER_NAME_BYTES = 120  # accepted by every file system
+
+
+def check_folders(folder: Path, given: Given) -> None:
+    """Raise a ValueError if the items cannot be sorted into folders there."""
+    if given.images is None or given.images.files is None:
+        raise ValueError("only files of images can be sorted into folders, but these items are not such files")
+    if given.path is not None and given.path.is_dir() and folder.resolve().is_relative_to(given.path.resolve()):
+        raise ValueError(f"{folder} is inside {given.path}, among the images; choose another folder to sort them into")
+    check_empty(folder)
+
+
+def check_empty(folder: Path) -> None:
+    """Raise a ValueError if there is something at this place."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not an empty folder; choose another folder to sort images into")
+
+
+def write_folders(folder: Path, files: list[Path], found: Discovery, *, copy: bool, progress: bool | None) -> None:
+    """Make a folder for each cluster, with links to its images or copies of them.
+
+    Links are relative, and copies where the file system has no links. Equal names get a number.
+    """
+    check_empty(folder)
+    names = _folder_names([str(name) for name in found.names])
+    free: dict[str, _FreeNames] = defaultdict(_FreeNames)
+    with Display("linking" if not copy else "copying", len(files), "images", progress) as display:
+        for file, cluster in zip(files, found.assignment.tolist(), strict=True):
+            place = folder / names[cluster]
+            place.mkdir(parents=True, exist_ok=True)
+            _place(file, place / free[names[cluster]].take(file.stem, file.suffix), copy)
+            display.advance(1)
+
+
+def _place(image: Path, target: Path, copy: bool) -> None:
+    if not copy:
+        try:
+            target.symlink_to(os.path.relpath(image.resolve(), target.parent.resolve()))
+            return
+        except FileExistsError:
+            raise  # a copy would be written through the link that is there, over another image
+        except (OSError, ValueError, NotImplementedError):  # no links here, or another drive
+            pass
+    shutil.copy2(image, target)
+
+
+class _FreeNames:
+    """Gives out every name once: where it is taken, with a number. Case does not tell two apart everywhere."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}  # taken names, and the last number that was behind each
+
+    def take(self, stem: str, suffix: str = "") -> str:
+        name = f"{stem}{suffix}"
+        key = _key(name)
+        while _key(name) in self.numbers:
+            self.numbers[key] += 1
+            ending = f"-{self.numbers[key]}{suffix}"
+            name = os.fsdecode(os.fsencode(stem)[: MAX_FILE_NAME_BYTES - len(os.fsencode(ending))]) + ending
+        self.numbers[_key(name)] = 1
+        return name
+
+
+def _key(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _folder_names(names: list[str]) -> list[str]:
+    """Names that every file system takes, all different.
+
+    >>> _folder_names(["a/b", "A:B", "..", "con"])
+    ['a_b', 'A_B-2', '_', '_con']
+    """
+    free = _FreeNames()
+    return [free.take(_safe(name)) for name in names]
+
+
+def _safe(name: str) -> str:
+    short = UNSAFE.sub("_", name).encode()[:MAX_FOLDER_NAME_BYTES].decode(errors="ignore")
+    safe = short.strip(". ") or "_"
+    return f"_{safe}" if RESERVED.fullmatch(safe) else safe

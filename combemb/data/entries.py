@@ -1,0 +1,65 @@
+"""Entries: how an indexed or discovered item is shown and found again, by id, path and label."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from combemb.data.given import Given
+from combemb.data.images import BrokenImage, Images
+
+ENTRY_SCHEMA = pa.schema([(name, pa.large_string()) for name in ("id", "path", "label")])
+ROW = "#"  # between the path of an array file and the row of an image in it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An item by its id, the file that holds it if it is an image, and its label; several are joined by `|`.
+
+    The id of an image is its absolute path; for an image in an array file, `#` and the row follow the path.
+    """
+
+    id: str
+    path: str | None = None
+    label: str | None = None
+
+    def image(self, at_least: int = 0) -> Image.Image:
+        """Return the picture as `Images.read` does. Raise BrokenImage if there is none."""
+        if self.path is None:
+            raise BrokenImage("not an image")
+        if self.id == self.path:
+            return Images(files=[Path(self.path)]).read(0, at_least)
+        try:
+            return Images(pixels=np.load(self.path, mmap_mode="r")).read(int(self.id.rpartition(ROW)[2]))
+        except (OSError, ValueError, IndexError) as error:
+            raise BrokenImage(str(error)) from error
+
+
+def listed(given: Given, n_before: int = 0) -> tuple[Given, pa.Table]:
+    """Return the items under the ids of their entries, and the entries as a table of id, path and label.
+
+    Items without ids are numbered, starting from `n_before`.
+    """
+    images, n = given.images, len(given)
+    ids: Iterable[Any] = np.arange(n_before, n_before + n) if given.ids is None else given.ids
+    paths: list[str | None] = [None] * n
+    if images is not None and images.files is not None:
+        ids = paths = [_absolute(file) for file in images.files]
+    elif images is not None and given.path is not None:
+        paths = [_absolute(given.path)] * n
+        ids = [f"{paths[0]}{ROW}{row}" for row in range(n)]
+    elif images is not None and images.ids is None:
+        ids = np.arange(n_before, n_before + n)
+    names = [str(name) for name in ids]
+    table = pa.table([names, paths, given.labels.texts()], schema=ENTRY_SCHEMA)
+    return replace(given, ids=np.array([*names, None], dtype=object)[:-1]), table
+
+
+def _absolute(path: str | Path) -> str:
+    """Return a path as text that is the same however it was spelled; bytes that are not UTF-8 are spelled out."""
+    return os.fsencode(os.path.abspath(path)).decode("utf-8", "backslashreplace")  # noqa: PTH100 - links stay

@@ -1,0 +1,129 @@
+"""What a user gives to `fit`, `embed`, `discover`, `index` or `search`: images or embeddings, with labels and ids."""
+
+import dataclasses
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from combemb.data.embeddings import Embeddings, as_array, read_embeddings
+from combemb.data.folders import are_pixels, is_images, listed_images, read_images
+from combemb.data.images import Images
+from combemb.data.items import ArrayItems, Items
+from combemb.data.labels import Labels, read_labels
+from combemb.system.arrays import to_numpy
+from combemb.system.errors import require
+
+MAX_DISCOVERY_FEATURES = 4_096  # wider features, as a last stage has them that is fine-tuned, are ignored
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Images, or embeddings x (N, F) or (N, V, F), as a user gave them: exactly one of the two is there.
+
+    labels: those given with the call, or those stored beside the items; all items unlabelled where there are none.
+    ids (N,): how the user finds an item again. path: where the items were read from.
+    """
+
+    images: Images | None
+    x: np.ndarray | None
+    labels: Labels
+    ids: np.ndarray | None = None
+    path: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: np.ndarray) -> Self:
+        """Return the items of these rows (ints)."""
+        return replace(
+            self,
+            images=None if self.images is None else self.images.take(rows),
+            x=None if self.x is None else self.x[rows],
+            labels=self.labels.take(rows),
+            ids=None if self.ids is None else self.ids[rows],
+        )
+
+    def training_part(self) -> Self:
+        """Return the items without those of a test split, where the data have one.
+
+        Named classes of several labels per item that only test items have are dropped.
+        """
+        if self.images is None or self.images.is_test is None:
+            return self
+        part = self.take(np.flatnonzero(~self.images.is_test))
+        has_names = part.labels.is_multi and part.labels.classes.dtype.kind not in "iu"
+        return replace(part, labels=part.labels.without_empty_classes()) if has_names else part
+
+    @property
+    def visible_labels(self) -> Labels:
+        """The labels that a method may see: those of a test split are hidden."""
+        if self.images is None or self.images.is_test is None:
+            return self.labels
+        return self.labels.hidden(self.images.is_test)
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """Items that a method can learn from or embed: those of `Given` that could be read.
+
+    rows: which of those given they are, None for all. key: changes with the images. broken: id -> why it was left out.
+    """
+
+    items: Items
+    labels: Labels
+    ids: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    key: str | None = None
+    broken: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def discovery_features(self) -> np.ndarray | None:
+        """The clean features, if the items are such and not wider than what helps discovery."""
+        is_narrow = isinstance(self.items, ArrayItems) and self.items.n_features <= MAX_DISCOVERY_FEATURES
+        return self.items.x[:, 0] if is_narrow and isinstance(self.items, ArrayItems) else None
+
+
+def read_given(x: Any, labels: Any = None) -> Given:
+    """Read images or embeddings with their labels.
+
+    Parameters
+    ----------
+    x : path, array, tensor, list of paths, Images or Given
+        An image folder, a manifest, image files, pixels (N, H, W, 3) of uint8; or embeddings (N, F) or (N, V, F), or a
+        file of them.
+    labels : array-like, optional
+        One label per item, see `read_labels`. Without it the labels stored beside the items are used.
+    """
+    if isinstance(x, Given):
+        return x if labels is None else replace(x, labels=read_labels(labels, len(x)))
+    path = Path(x).absolute() if isinstance(x, str | Path) else None
+    images = as_images(x)
+    if images is not None:
+        ids = np.arange(len(images)) if images.ids is None else images.ids
+        found = read_labels(_first(labels, images.labels, len(images)), len(images))
+        if labels is None and images.class_names is not None and found.is_multi:
+            found = replace(found, classes=images.class_names)
+        return Given(images, None, found, ids, path)
+    stored = read_embeddings(x) if isinstance(x, str | Path) else Embeddings(as_array(x))
+    found = read_labels(_first(labels, stored.labels, len(stored.x)), len(stored.x))
+    return Given(None, stored.x, found, stored.ids, path)
+
+
+def as_images(x: Any) -> Images | None:
+    """Return the images of whatever holds images, None for anything else."""
+    if isinstance(x, Images):
+        return x
+    if isinstance(x, str | Path):
+        require(Path(x).exists(), f"cannot read {x}: there is no such file or folder")
+        return read_images(x) if is_images(x) else None
+    if isinstance(x, list | tuple) and x and all(isinstance(path, str | Path) for path in x):
+        return listed_images(x)
+    pixels = to_numpy(x) if hasattr(x, "__array__") else None
+    return Images(pixels=pixels) if pixels is not None and are_pixels(pixels) else None
+
+
+def _first(labels: Any, stored: Any, n: int) -> Any:
+    """Return the labels given, else those stored beside the items, else none at all."""
+    return labels if labels is not None else stored if stored is not None else np.full(n, -1)

@@ -1,0 +1,56 @@
+"""First stages: training of a backbone before a method starts, done once for the same data, backbone and recipe."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock
+
+from combemb.backbones.base import Backbone
+from combemb.backbones.feature_cache import cache_root
+from combemb.data.given import Given
+from combemb.learning.image_input import ImageInput
+from combemb.system.files import write_tensors
+
+STAGE_FORMAT = 1  # goes up when the same recipe gives other weights
+
+
+class FirstStage(Protocol):
+    """Trains a backbone on images, such as SimCLR on all of them or a classifier on the labelled ones."""
+
+    uses_labels: bool
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The name of the stage and all that decides its outcome, as JSON."""
+
+    def train(self, backbone: Backbone, given: Given, size: int, folder: Path, progress: bool | None) -> None:
+        """Train the backbone in place; `folder` holds what a stopped training needs to continue."""
+
+
+def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress: bool | None) -> Path:
+    """Return the file of a backbone's weights after a first stage: from the cache, or trained and stored there.
+
+    All methods that ask for the same stage share it; other processes wait until it is there.
+    """
+    assert given.images is not None
+    images.decide_size(given.images)
+    holds = {
+        "format": STAGE_FORMAT,
+        "images": given.images.key,
+        "labels": given.labels.digest if stage.uses_labels else None,
+        "backbone": [images.name, images.width, images.start_digest],
+        "size": images.size,
+        "recipe": stage.recipe,
+    }
+    digest = hashlib.sha256(json.dumps(holds, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache_root(None) / "pretraining" / f"{stage.recipe['name']}-{digest}"
+    path = folder / "backbone.safetensors"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        if not path.exists():
+            backbone = images.backbone
+            stage.train(backbone, given, images.size, folder, progress)
+            write_tensors(path, backbone.state_dict(), {"holds": json.dumps(holds)})
+    return path

@@ -1,0 +1,161 @@
+"""How a method is stored in a run folder and comes back, and what a resumed fit must have in common with it."""
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from combemb.data.given import Given, Loaded
+from combemb.data.items import Items
+from combemb.data.labels import Labels
+from combemb.discovery.result import Discovery
+from combemb.learning.run_folder import BACKBONE, RunFolder
+from combemb.search.metrics import code_use
+from combemb.system.errors import require
+from combemb.system.files import write_tensors
+from combemb.system.machine import is_available
+from combemb.system.version import __version__
+
+if TYPE_CHECKING:
+    from combemb.learning.method import Method
+
+OwnMethod = TypeVar("OwnMethod", bound="Method")
+
+BUILT_IN = "combemb.methods."
+OTHERS = {"key": "the images", "labels": "the labels", "backbone_digest": "the weights of the backbone"}  # by digest
+MAX_DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit
+
+
+def method_name(cls: type["Method"]) -> str:
+    """Return the name under which `combemb.methods.get` finds a class: that of its file, or `package.module:Class`."""
+    module = cls.__module__
+    return module.removeprefix(BUILT_IN) if module.startswith(BUILT_IN) else f"{module}:{cls.__qualname__}"
+
+
+def config_of(method: "Method", classes: np.ndarray, data: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return all that makes the method again, but for its tensors, as JSON."""
+    chosen = {name: _plain(value) for name, value in method.get_params().items()}
+    if chosen["backbone_weights"] is not None:
+        chosen["backbone_weights"] = str(Path(chosen["backbone_weights"]).absolute())  # a run is read from anywhere
+    if chosen["backbone"].startswith("hf:") and (local := Path(chosen["backbone"][3:])).is_dir():
+        chosen["backbone"] = f"hf:{local.absolute()}"
+    images = method.images_
+    return {
+        "combemb": __version__,
+        "method": method_name(type(method)),
+        "settings": chosen,
+        "classes": classes.tolist(),
+        "n_novel": getattr(method, "n_novel_", None),
+        "images": None if images is None else {"size": images.size, "backbone_digest": images.digest},
+        "path": method.path_,  # where the data were read from, to index them without being told again
+        **({} if data is None else {"data": data}),
+    }
+
+
+def data_of(given: Given, data: Loaded) -> dict[str, Any]:
+    """Return what tells that the data of a fit are the same."""
+    return {**data.items.fingerprint(), "key": data.key, "labels": given.labels.digest}
+
+
+def require_same(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise a ValueError if a run to be resumed was started with other settings or other data."""
+
+    def parts(of: dict[str, Any]) -> dict[str, Any]:
+        digest = {"backbone_digest": (of["images"] or {}).get("backbone_digest")}
+        return {"method": of["method"], "classes": of["classes"], **digest, **of["settings"], **of.get("data", {})}
+
+    before, now = parts(stored), parts(config)
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    others = [f"{OTHERS[name]} are others now" for name in changed if name in OTHERS]
+    others += [f"{name} was {before.get(name)}, now it is {now.get(name)}" for name in changed if name not in OTHERS]
+    require(not changed, f"cannot resume {folder}: {'; '.join(others)}; undo that, or start again with overwrite")
+
+
+def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
+    """Whether these are the labels of the fit that a run folder holds; True if that is not known."""
+    config = RunFolder(folder).config()
+    known = config.get("data", {}).get("labels")
+    return known is None or (known == labels.digest and config["classes"] == labels.classes.tolist())
+
+
+def write_state(method: "Method", run: RunFolder) -> None:
+    """Write the tensors of a fitted method, and the backbone if a first stage trained a part that stays frozen."""
+    if method.images_ is not None and method.images_.first_stage_weights and method.images_.trained != "all":
+        write_tensors(run.folder / BACKBONE, method.images_.backbone.state_dict())
+    run.write_weights(method.state())
+
+
+def save(method: "Method", run: RunFolder, overwrite: bool) -> None:
+    """Write a run folder."""
+    run.check_free(overwrite, resume=False)
+    run.start(config_of(method, method.classes_))
+    run.write_broken(getattr(method, "broken_", {}))
+    write_state(method, run)
+    if hasattr(method, "discovery_"):
+        method.discovery_.save(run.discovery)
+
+
+def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
+    """Return the fitted method of a run folder; whatever was edited or damaged is refused by name."""
+    config, own = run.config(), method_name(cls)
+    require(config["method"] == own, f"{run.folder} holds a run of {config['method']!r}, not of {own!r}")
+    stored: dict[str, Any] = config["settings"]
+    chosen: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
+    }
+    unknown = set(chosen) - {field.name for field in dataclasses.fields(cls)}
+    require(not unknown, f"{run.folder} has settings unknown to this combemb: {', '.join(sorted(unknown))}; fit again")
+    method = cls(**chosen)
+    try:
+        method.check_settings()
+    except ValueError as error:
+        raise ValueError(f"{run.folder} is damaged: {error}; fit again") from error
+    if not is_available(method.device):
+        method.device = "auto"  # it was fitted on another machine
+    kinds = {isinstance(name, str) for name in config["classes"]}
+    method.classes_ = np.array(config["classes"], dtype=object if True in kinds else np.int64)
+    method.path_ = config["path"]
+    restore(method, run, config)
+    return method
+
+
+def restore(method: "Method", run: RunFolder, config: dict[str, Any]) -> None:
+    """Give a method the fitted state that a run folder holds."""
+    images = method.images_ = None if config["images"] is None else method.image_input()
+    if images is not None:
+        images.size, images.known_digest = config["images"]["size"], config["images"]["backbone_digest"]
+        if (run.folder / BACKBONE).exists():
+            images.start_from(run.folder / BACKBONE)
+    if config["n_novel"] is not None:
+        method.n_novel_ = config["n_novel"]
+    try:
+        method.restore(run.weights())
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"{run.folder} is damaged, its weights do not fit: {error}; fit again") from error
+    if run.discovery.exists():
+        try:
+            method.discovery_ = Discovery.load(run.discovery)
+        except ValueError as error:  # costs what was discovered, not the run
+            warnings.warn(str(error), stacklevel=5)
+
+
+def diagnosis(method: "Method", items: Items) -> dict[str, Any]:
+    """Return what one should look at before believing a fit."""
+    log = getattr(method, "log_", [])
+    found = {**method.facts(), **(log[-1] if log else {})}
+    if (codebook := method._codebook) is None:
+        return found
+    some = torch.arange(0, len(items), -(-len(items) // MAX_DIAGNOSED_ITEMS))
+    with torch.no_grad():
+        z = torch.cat([method._embed(items.take(rows)).cpu() for rows in some.split(items.n_rows)])
+    return {**found, **code_use(codebook.encode(z), codebook.sizes)}
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of a setting as JSON has it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
