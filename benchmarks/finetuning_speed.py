@@ -19,7 +19,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from combemb.data.given import read_given
 from combemb.data.items import ArrayItems
+from combemb.learning.reading import training_data
 from combemb.methods.combemb import CombEmb
 
 N, SIDE, BATCH, CLASSES, ROUNDS = 256, 32, 64, 10, 5
@@ -40,13 +42,13 @@ def loss_overhead() -> float:
     model = CombEmb(
         bits=48, backbone="resnet18", finetune="all", image_size=SIDE, batch_size=BATCH, epochs=1, threads=1
     )
-    given, read = model._read(x, labels, progress=False)
-    model._begin(given.items, read, progress=False)
-    assert not isinstance(given.items, ArrayItems)
+    data = training_data(model, read_given(x, labels), progress=False)
+    model._begin(data, progress=False)
+    assert not isinstance(data.items, ArrayItems)
     (optimiser,) = model.optimisers()
     model.tower_.train()
     ratios = []
-    for batch in [next(model._data.epoch(i)) for i in range(ROUNDS)]:
+    for batch in [next(model.scratch.batches.epoch(i)) for i in range(ROUNDS)]:
         seconds = []
         for losses in (lambda b: {"sum": b.x.square().mean()}, CombEmb.losses.__get__(model)):
             began = time.perf_counter()

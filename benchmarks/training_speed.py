@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from combemb import CombEmb
 from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.learning.batches import PartlyLabelled
+from combemb.learning.batches import Batches
 from combemb.learning.loop import schedule
 
 N, V, FEATURES, CLASSES, SEEN = 6_000, 3, 256, 10, 7
@@ -63,7 +63,7 @@ class Plain(nn.Module):
         return meta / M + 5.0 * similarity + 4.0 * consistency  # Eq. 8, divided by M
 
 
-def plain_fit(data: PartlyLabelled, table: Tensor) -> float:
+def plain_fit(data: Batches, table: Tensor) -> float:
     torch.manual_seed(0)
     module = Plain(data.items.x.shape[2], table)
     optimiser = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=1e-4)
@@ -97,10 +97,10 @@ def print_shares(x: np.ndarray, labels: np.ndarray) -> None:
     """Where the time of a step goes, by the parts of our own code."""
     model = CombEmb(bits=BITS, epochs=1, batch_size=BATCH).fit(x, labels)
     items = ArrayItems(x, model.feature_map_).in_memory()
-    data = PartlyLabelled(items, read_labels(labels, N), BATCH, 0.5, seed=0, with_clean=True)
+    data = Batches(items, read_labels(labels, N), BATCH, 0.5, seed=0, with_clean=True)
     model.prepare(data)
     optimiser = model.optimisers()
-    model.module_.train()
+    model.network_.train()
     with profile(activities=[ProfilerActivity.CPU]) as record:
         for epoch in range(5):
             batches = data.epoch(epoch)
@@ -115,7 +115,7 @@ def print_shares(x: np.ndarray, labels: np.ndarray) -> None:
                     optimiser[0].zero_grad()
                     torch.stack(list(terms.values())).sum().backward()
                 with record_function("4 clip and AdamW"):
-                    nn.utils.clip_grad_norm_(model.module_.parameters(), 1.0)
+                    nn.utils.clip_grad_norm_(model.network_.parameters(), 1.0)
                     optimiser[0].step()
     parts = {event.key: event.cpu_time_total for event in record.key_averages() if event.key[0] in "1234"}
     total = sum(parts.values())
@@ -128,7 +128,7 @@ def main() -> None:
     x, labels = blobs()
     _, model = our_fit(x, labels)
     items = ArrayItems(x, model.feature_map_).in_memory()
-    data = PartlyLabelled(items, read_labels(labels, N), BATCH, 0.5, seed=0)
+    data = Batches(items, read_labels(labels, N), BATCH, 0.5, seed=0)
     model.prepare(data)
     table = model.meta_classes_.table
     same_work = {"pair_rules": ("similar",), "positive_threshold": 0.7, "sub_vector": SUB}

@@ -25,7 +25,7 @@ class Stoppable:
     """Things that go wrong on the way; not fields, so that a run may be resumed without them."""
 
     interrupted_before: ClassVar[int] = -1  # epoch
-    nan_from: ClassVar[float] = math.inf  # progress
+    nan_from: ClassVar[float] = math.inf  # part of the training
 
     def on_epoch(self, data, epoch):
         super().on_epoch(data, epoch)
@@ -34,23 +34,22 @@ class Stoppable:
 
     def losses(self, batch):
         terms = super().losses(batch)
-        return terms if batch.progress < self.nan_from else terms | {"sour": terms["sweet"] * math.nan}
+        return terms if batch.fraction_done < self.nan_from else terms | {"sour": terms["sweet"] * math.nan}
 
 
 class Plain(DeepMethod):
     """Two loss terms on a network with batch norm."""
 
-    task = "discovery"
     paper = "none"
 
-    def network(self, n_features, n_classes):
-        return nn.Sequential(nn.Linear(n_features, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, n_classes))
+    def network(self, n_features, n_seen, n_novel):
+        return nn.Sequential(nn.Linear(n_features, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, n_seen))
 
     def losses(self, batch):
-        y, n = self.module_(batch.x), batch.n_labelled
+        y, n = self.network_(batch.x), batch.n_labelled
         return {
             "sweet": nn.functional.cross_entropy(y[:n], batch.labels[:n]),
-            "sour": 0.1 * (y - self.module_(batch.other)).square().mean(),
+            "sour": 0.1 * (y - self.network_(batch.other)).square().mean(),
         }
 
     def diagnostics(self, batch, data):
@@ -67,7 +66,7 @@ class Two(Stoppable, Plain):
     """Two optimisers that take turns, with different states and rates."""
 
     def optimisers(self):
-        first, *_, last = self.module_
+        first, *_, last = self.network_
         return [
             torch.optim.SGD(first.parameters(), lr=0.05, momentum=0.9),
             torch.optim.AdamW(last.parameters(), lr=self.learning_rate, amsgrad=True),
@@ -91,8 +90,8 @@ class Paper(Stoppable, CombEmb):
 class Dropping(Stoppable, Plain):
     """A module with dropout, whose random numbers come from torch's global generator."""
 
-    def network(self, n_features, n_classes):
-        return nn.Sequential(nn.Dropout(0.5), super().network(n_features, n_classes))
+    def network(self, n_features, n_seen, n_novel):
+        return nn.Sequential(nn.Dropout(0.5), super().network(n_features, n_seen, n_novel))
 
 
 def make(kind, **fields):

@@ -34,7 +34,7 @@ class DeepMethod(Method):
     """A method that trains a network with the one loop: it brings `network`, `losses` and what else it needs.
 
     `network_` is the method's own network, `tower_` all that trains. All state belongs into the network, in buffers
-    where it is not learned; `scratch_` is for what training alone needs.
+    where it is not learned; `scratch` is for what training alone needs.
     """
 
     needs_other_gradient: ClassVar[bool] = True  # whether a loss sends gradients through the second view
@@ -125,6 +125,13 @@ class DeepMethod(Method):
         """The method's own network."""
         return self.tower_.network
 
+    @property
+    def scratch(self) -> SimpleNamespace:
+        """A place for what training alone needs, such as features of all items; it is gone at the end of a fit."""
+        if not hasattr(self, "scratch_"):
+            self.scratch_ = SimpleNamespace()
+        return self.scratch_
+
     def mapped(self, batch: Batch) -> Batch:
         """Return the batch as the network sees it; features of a frozen backbone have been mapped before."""
         if self.tower_.backbone is None:
@@ -169,13 +176,13 @@ class DeepMethod(Method):
             batches = self._batches(items, data.labels)
             self._count_novel(batches, progress)
             self._build_network(len(data.labels.classes))
-            self.scratch_ = SimpleNamespace(batches=batches)
+            self.scratch.batches = batches
             self.prepare(batches)
 
     def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
         try:
             with limited_threads(self.threads):
-                self.log_ = train(self, self.scratch_.batches, run, progress)
+                self.log_ = train(self, self.scratch.batches, run, progress)
         finally:
             del self.scratch_  # as large as the data, and of no use after training
 

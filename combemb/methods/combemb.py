@@ -164,9 +164,9 @@ class CombEmb(DeepMethod, CodeMethod):
         self.meta_classes_ = draw_meta_classes(embeddings, self.n_sets, self.n_meta_classes, n_dims, self.seed)
         self._net.meta_classes[:, seen] = self.meta_classes_.table.to(self._net.meta_classes.device)
         self._net.threshold.fill_(1.0 if self.positive_threshold is None else self.positive_threshold)
-        self.scratch_.kinship = float(np.square(data.labels.shares()).sum())  # that two labelled items are of one class
+        self.scratch.kinship = float(np.square(data.labels.shares()).sum())  # that two labelled items are of one class
         if "neighbours" in self.pair_rules:
-            self.scratch_.neighbour_features = self._sought_in(data, labelled, membership[:, seen], rng)
+            self.scratch.neighbour_features = self._sought_in(data, labelled, membership[:, seen], rng)
 
     def _sought_in(self, data: Batches, labelled: Tensor, membership: Tensor, rng: np.random.Generator) -> Tensor:
         """(N, d) float16 of unit length, all items in the features in which neighbours are sought."""
@@ -225,11 +225,11 @@ class CombEmb(DeepMethod, CodeMethod):
             if rule == "similar":
                 found[rule] = similar(pi, self._net.threshold, rows)
             elif rule == "nearest":
-                rank = max(round(self.nearest_share * self.scratch_.kinship * len(pi)), 1)
+                rank = max(round(self.nearest_share * self.scratch.kinship * len(pi)), 1)
                 found[rule] = mutual_neighbours(processes.gather(self._steady_pi(batch, matrix)), rank, rows)
             else:
                 features = unit(
-                    processes.gather(self.scratch_.neighbour_features[batch.rows].float())
+                    processes.gather(self.scratch.neighbour_features[batch.rows].float())
                 )  # float16 is rough
                 found[rule] = mutual_neighbours(features, self.n_neighbours, rows)
         return found

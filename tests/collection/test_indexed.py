@@ -84,14 +84,14 @@ def test_what_is_refused_is_not_added(indexed: Path, items: Path):
 def test_a_model_saved_from_python_remembers_its_data(items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(items.parent)
     ITQ(bits=8).fit(items.name).save(tmp_path / "run")
-    assert json.loads((tmp_path / "run/run.json").read_text())["source"] == str(items)
+    assert json.loads((tmp_path / "run/run.json").read_text())["path"] == str(items)
     methods.load(tmp_path / "run").save(tmp_path / "again")
     assert Collection.build(tmp_path / "again").entries["id"].to_pylist() == IDS
 
 
 def test_a_fit_on_an_array_forgets_the_path_of_an_earlier_one(items: Path, tmp_path: Path):
     ITQ(bits=8).fit(items).fit(X, folder=tmp_path / "run")
-    assert json.loads((tmp_path / "run/run.json").read_text())["source"] is None
+    assert json.loads((tmp_path / "run/run.json").read_text())["path"] is None
 
 
 def test_an_index_of_another_model_is_refused_even_with_an_equal_codebook(indexed: Path, items: Path):

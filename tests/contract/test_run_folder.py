@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from combemb import methods
-from combemb.learning.run_folder import Run
+from combemb.learning.run_folder import RunFolder
 from tests.contract.quick import BITS, NAMES, TRAINED, contents, small, with_field
 
 # The run folder
@@ -87,7 +87,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(name, plain, tmp_path):
     assert contents(tmp_path / "run").keys() == contents(tmp_path / "fresh").keys()
     assert methods.load(tmp_path / "run").seed == 2
     assert torch.equal(methods.load(tmp_path / "run").embed(plain.x), new.embed(plain.x))
-    assert Run(tmp_path / "run").log() == getattr(new, "log_", [])
+    assert RunFolder(tmp_path / "run").log() == getattr(new, "log_", [])
 
 
 @pytest.mark.parametrize(("name", "fields"), with_field({"bits": np.int64(BITS)}, {"seed": np.int64(3)}), ids=str)
@@ -135,7 +135,7 @@ def test_a_damaged_run_folder_is_named_in_the_error(name, damage, plain, tmp_pat
 def test_training_is_logged_epoch_by_epoch(trained, plain, tmp_path):
     method = small(trained, epochs=3).fit(plain.x, plain.labels, folder=tmp_path / "run")
     assert [record["epoch"] for record in method.log_] == [1, 2, 3]
-    assert Run(tmp_path / "run").log() == method.log_
+    assert RunFolder(tmp_path / "run").log() == method.log_
     assert {"training.png", "diagnosis.json", "metrics.jsonl"} <= contents(tmp_path / "run").keys()
 
 
@@ -144,6 +144,6 @@ def test_the_list_of_methods_is_the_list_of_files():
     assert sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__") == NAMES
     assert {"combemb", "itq"} <= set(NAMES)
     for name in NAMES:
-        assert methods.get(name).__module__ == f"combemb.methods.{name}"
+        assert methods.get(name).__network__ == f"combemb.methods.{name}"
     with pytest.raises(ValueError, match=r"combemb.*itq"):
         methods.get("base")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from combemb.data.items import ArrayItems, chunks
 from combemb.data.labels import read_labels
-from combemb.learning.batches import Batch, PartlyLabelled, jitter
+from combemb.learning.batches import Batch, Batches, jitter
 
 
 def numbered(N: int, V: int, F: int = 3) -> np.ndarray:
@@ -31,13 +31,13 @@ def partly(
     rank: int = 0,
     world_size: int = 1,
     multi: bool = False,
-) -> PartlyLabelled:
+) -> Batches:
     """Every (N / n_labelled)-th item or so is labelled, with 3 classes."""
     order = np.random.default_rng(5).permutation(N)
     labels = np.full(N, -1)
     labels[order[:n_labelled]] = np.arange(n_labelled) % 3
     values = np.where(labels[:, None] >= 0, np.eye(3)[labels], -1) if multi else labels
-    return PartlyLabelled(
+    return Batches(
         ArrayItems(numbered(N, V)),
         read_labels(values, N),
         batch_size,

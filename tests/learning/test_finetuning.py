@@ -15,7 +15,7 @@ from combemb.backbones import build
 from combemb.backbones.feature_map import FeatureMap
 from combemb.backbones.resnet18 import ResNet18
 from combemb.data.image_items import ImageItems
-from combemb.learning.run_folder import CHECKPOINT, WEIGHTS, Run
+from combemb.learning.run_folder import CHECKPOINT, WEIGHTS, RunFolder
 from combemb.learning.tower import LastStage, Tower
 from combemb.methods.combemb import CombEmb
 from combemb.system.machine import bfloat16_runs, seeded
@@ -102,7 +102,7 @@ def test_only_the_weights_of_the_last_stage_change(last, weights):
     trained = last.tower_.backbone.stage
     assert changed(start.state_dict(), trained.state_dict()) == parameters_of(start)  # not what batch norms have seen
     assert {name.split(".")[1] for name in last.state() if name.startswith("backbone.")} == {"stage"}
-    assert changed(load_file(weights), last._backbone.state_dict()) == set()
+    assert changed(load_file(weights), last.images_.backbone.state_dict()) == set()
 
 
 def test_a_last_stage_that_stands_still_gives_what_a_frozen_backbone_gives(make):
@@ -156,7 +156,7 @@ def test_every_weight_changes_and_the_loss_falls(make):
         start = build("resnet18", width=4)
     assert changed(start.state_dict(), model.tower_.backbone.state_dict()) == start.state_dict().keys()
     assert model.log_[-1]["meta"] < 0.8 * model.log_[0]["meta"]
-    assert changed(start.state_dict(), model._backbone.state_dict()) == set()  # a copy was trained
+    assert changed(start.state_dict(), model.images_.backbone.state_dict()) == set()  # a copy was trained
 
 
 def test_the_features_are_mapped_where_the_backbone_has_weights(make, whole, weights):
@@ -164,7 +164,7 @@ def test_the_features_are_mapped_where_the_backbone_has_weights(make, whole, wei
     assert isinstance(model.tower_.feature_map, FeatureMap)
     assert changed(load_file(weights), model.tower_.backbone.state_dict()) >= parameters_of(model.tower_.backbone)
     assert isinstance(whole.tower_.feature_map, nn.Identity)
-    assert whole.module_.project.in_features == 32
+    assert whole.network_.project.in_features == 32
 
 
 def test_nothing_is_kept_of_pixels(make, tmp_path, monkeypatch):
@@ -190,7 +190,7 @@ def test_head_and_backbone_have_rates_of_their_own(last, whole):
         (optimiser,) = model.optimisers()
         head, backbone = optimiser.param_groups
         assert (head["lr"], backbone["lr"]) == (pytest.approx(1e-3), pytest.approx(rate))
-        assert set(head["params"]) == set(model.module_.parameters())
+        assert set(head["params"]) == set(model.network_.parameters())
         assert set(backbone["params"]) == set(model.tower_.backbone.parameters())
         assert all(parameter.requires_grad for parameter in optimiser.param_groups[1]["params"])
 
@@ -221,7 +221,7 @@ def test_a_stopped_run_ends_with_the_weights_of_an_unbroken_one(finetune, make, 
     stopped.interrupted_before = 2
     with pytest.raises(KeyboardInterrupt):
         stopped.fit(PIXELS, LABELS, folder=tmp_path / "run")
-    assert Run(tmp_path / "run").checkpoint()[0] == 2
+    assert RunFolder(tmp_path / "run").checkpoint()[0] == 2
     other = PIXELS.copy()
     other[5, 3, 3, 0] ^= 128
     with pytest.raises(ValueError, match="cannot resume"):
@@ -293,13 +293,13 @@ def test_the_head_gets_float32_where_the_backbone_computes_in_less():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"finetune": "some"}, "finetune='some'; choose one of none, last, all"),
+        ({"finetune": "some"}, "finetune='some' must be one of none, last, all"),
         ({"finetune": "all", "backbone_rate": 0.0}, "backbone_rate=0.0 must be above 0, or None"),
         ({"finetune": "all", "mixed_precision": 1}, "mixed_precision=1 must be True or False or None"),
         ({"finetune": "all", "image_size": 7}, r"resnet18 got pixels of shape .*sides of at least 8"),
         ({"finetune": "last", "image_size": 7}, "too small for resnet18; give 8 or more"),
         ({"finetune": "last", "backbone_weights": None}, "resnet18 comes without weights"),
-        ({"finetune": "all", "device": "abacus"}, "device='abacus'; choose one of"),
+        ({"finetune": "all", "device": "abacus"}, "device='abacus' must be one of"),
     ],
     ids=str,
 )
@@ -313,6 +313,6 @@ def test_settings_that_do_not_fit_are_refused_before_anything_is_written(fields,
 def test_labels_beside_the_images_are_read_with_them(make, finetune, tmp_path):
     folder = write_folder(tmp_path / "photos")
     model = make(finetune, image_size=np.int64(16)).fit(folder, folder=tmp_path / "run")
-    assert model.read(folder).labels.tolist() == LABELS.tolist()
+    assert model.read(folder).labels.texts() == LABELS.tolist()
     assert model.discover(model.read(folder), n_novel=2).names[:-2].tolist() == list(SEEN)
-    assert methods.load(tmp_path / "run").image_size_ == 16
+    assert methods.load(tmp_path / "run").images_.size == 16

@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 
 from combemb import methods
 from combemb.backbones import build
+from combemb.data.given import read_given
 from combemb.data.images import Images
+from combemb.learning.reading import training_data
 from combemb.methods.combemb import CombEmb
 from combemb.search.metrics import float_retrieval
 from combemb.system.machine import seeded
@@ -154,11 +156,11 @@ def test_images_are_refused_where_a_model_was_fitted_on_embeddings(make, n_featu
 
 def test_a_fit_on_embeddings_forgets_the_images(make, tmp_path):
     model = make().fit(PIXELS, LABELS)
-    assert model.image_size_ == 16
+    assert model.images_.size == 16
     x = np.random.default_rng(0).normal(size=(72, 16)).astype(np.float32)
     assert_same_state(model.fit(x, LABELS), make().fit(x, LABELS))
     model.save(tmp_path / "run")
-    assert not hasattr(methods.load(tmp_path / "run"), "image_size_")
+    assert methods.load(tmp_path / "run").images_ is None
 
 
 def test_a_missing_folder_is_named(make, tmp_path, fitted):
@@ -174,7 +176,7 @@ def test_a_missing_folder_is_named(make, tmp_path, fitted):
 def test_broken_images_are_left_out_and_listed(make, fields, damaged, tmp_path):
     model = make(**fields).fit(damaged, folder=tmp_path / "run")
     assert model.broken_.keys() == set(BROKEN)
-    assert "unreadable images left out: 2" in model.summary()
+    assert "images that could not be read: 2" in model.summary()
     listed = pyarrow.csv.read_csv(tmp_path / "run" / "broken.csv").to_pydict()
     assert listed == {"id": list(BROKEN), "reason": list(model.broken_.values())}
     assert all(listed["reason"])
@@ -190,9 +192,9 @@ def test_broken_images_are_left_out_and_listed(make, fields, damaged, tmp_path):
 
 def test_labels_stay_with_their_images_where_some_are_broken(make, damaged):
     shuffled = np.random.default_rng(1).permutation(LABELS)
-    given, labels = make()._read(damaged, shuffled, False)
-    assert labels.names(labels.values).tolist() == shuffled[WHOLE].tolist()
-    assert given.ids.tolist() == [IDS[row] for row in WHOLE]
+    data = training_data(make(), read_given(damaged, shuffled), False)
+    assert data.labels.texts() == shuffled[WHOLE].tolist()
+    assert data.ids.tolist() == [IDS[row] for row in WHOLE]
 
 
 def test_a_class_whose_images_are_all_broken_is_forgotten(make, tmp_path):
@@ -258,19 +260,20 @@ def test_settings_of_the_features_have_features_of_their_own(make, own_cache):
 
 @pytest.mark.parametrize(("side", "expected"), [(32, 96), (110, 110), (300, 224)])
 def test_the_size_follows_the_images_within_limits(make, side, expected):
-    assert (
-        make(**PRETRAINED, image_size=None)._size(Images(pixels=np.zeros((2, side, side + 5, 3), np.uint8))) == expected
-    )
+    images = make(**PRETRAINED, image_size=None).image_input()
+    images.decide_size(Images(pixels=np.zeros((2, side, side + 5, 3), np.uint8)))
+    assert images.size == expected
 
 
 def test_the_size_is_decided_by_the_fit(make, photos, tmp_path):
     model = make(**PRETRAINED, image_size=None, n_views=1).fit(photos, folder=tmp_path / "run")
-    assert model.image_size_ == 96
+    assert model.images_.size == 96
     loaded = methods.load(tmp_path / "run")
-    assert (loaded.image_size, loaded.image_size_) == (None, 96)
+    assert (loaded.image_size, loaded.images_.size) == (None, 96)
     larger = PIXELS[:4].repeat(4, axis=1).repeat(4, axis=2)
     assert torch.equal(loaded.embed(photos), model.embed(photos))
-    assert loaded._size(Images(pixels=larger)) == 96
+    loaded.images_.decide_size(Images(pixels=larger))
+    assert loaded.images_.size == 96
 
 
 # Backbones
@@ -301,7 +304,7 @@ def test_a_hugging_face_model_in_a_folder(make, finetune, tmp_path):
     (tmp_path / "vit" / "preprocessor_config.json").write_text('{"size": {"height": 32, "width": 32}}')
     model = make(**{**PRETRAINED, "backbone": f"hf:{tmp_path / 'vit'}"}, image_size=None, finetune=finetune)
     model.fit(PIXELS, LABELS, folder=tmp_path / "run")
-    assert model.image_size_ == 32
+    assert model.images_.size == 32
     assert len(model.feature_map_.mean) == 16
     assert torch.equal(methods.load(tmp_path / "run").embed(PIXELS), model.embed(PIXELS))
 
@@ -343,13 +346,13 @@ def test_the_number_of_threads_is_left_as_it_was(make, own_cache):
         ({"image_size": -1}, "image_size=-1 must be above 0"),
         ({"image_size": 0}, "image_size=0 must be above 0"),
         ({"image_size": 7}, "too small for resnet18; give 8 or more"),
-        ({"crop_area": 2}, r"crop_area=2.0 is not in \(0, 1\]"),
-        ({"grey": -0.5}, r"grey=-0.5 is not in \[0, 1\]"),
+        ({"crop_area": 2}, "crop_area=2 must be above 0 and at most 1"),
+        ({"grey": -0.5}, "grey=-0.5 must be at least 0 and at most 1"),
         ({**PRETRAINED, "backbone": "nope"}, "unknown backbone 'nope'; choose one of alexnet, efficientnet_lite0"),
         ({"backbone": None}, "backbone=None must be text"),
         ({**PRETRAINED, "backbone_width": 32}, "width=32 is for resnet18 only"),
         ({"backbone_weights": "missing.safetensors"}, "cannot read missing.safetensors"),
-        ({"device": "abacus"}, "device='abacus'; choose one of auto, cuda, mps, cpu"),
+        ({"device": "abacus"}, "device='abacus' must be one of auto, cuda, mps, cpu"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from combemb.learning.loop import Diverged, descend, schedule
-from combemb.learning.run_folder import CHECKPOINT, LOG, WEIGHTS, Run
+from combemb.learning.run_folder import CHECKPOINT, LOG, WEIGHTS, RunFolder
 from tests.toy_methods import Dropping, One, Paper, Two, assert_same_state, make, toy_data
 
 # The schedule
@@ -33,7 +33,7 @@ def test_every_step_has_the_rate_of_the_schedule():
     class Watched(Two):
         def step(self, batch, optimisers):
             rates.append([optimiser.param_groups[0]["lr"] for optimiser in optimisers])
-            progress.append(batch.progress)
+            progress.append(batch.fraction_done)
             return super().step(batch, optimisers)
 
     x, labels = toy_data()
@@ -134,7 +134,7 @@ def test_epochs_left_open_make_enough_steps():
     assert make(One, epochs=3).n_epochs(steps_per_epoch=5000) == 3
 
 
-def test_after_training_the_module_no_longer_learns():
+def test_after_training_the_network_no_longer_learns():
     x, labels = toy_data()
     method = make(One, epochs=2).fit(x, labels)
     before = {name: tensor.clone() for name, tensor in method.state().items()}
@@ -156,10 +156,10 @@ def test_a_loss_that_is_not_finite_stops_the_fit_where_it_was(every_epoch, tmp_p
     three.interrupted_before = 3
     with pytest.raises(KeyboardInterrupt):
         three.fit(x, labels)
-    for name, parameter in three.module_.named_parameters():
-        assert torch.equal(dict(bad.module_.named_parameters())[name], parameter), name
+    for name, parameter in three.network_.named_parameters():
+        assert torch.equal(dict(bad.network_.named_parameters())[name], parameter), name
 
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     assert not (run.folder / WEIGHTS).exists()
     epoch, tensors = run.checkpoint()
     assert epoch == 3
@@ -173,7 +173,7 @@ def test_an_absurd_learning_rate_is_reported(tmp_path):
     method = make(Paper, learning_rate=1e30)
     with pytest.raises(Diverged, match=r"consistency nan"):
         method.fit(x, labels, folder=tmp_path / "run")
-    assert all(parameter.isfinite().all() for parameter in method.module_.parameters())
+    assert all(parameter.isfinite().all() for parameter in method.network_.parameters())
     kept = load_file(tmp_path / "run" / CHECKPOINT)  # the last good state
     assert all(torch.isfinite(tensor).all() for tensor in kept.values())
 
@@ -206,10 +206,10 @@ def test_a_fit_refused_for_its_data_leaves_the_old_run_alone(tmp_path):
         method.embed(x)
 
 
-def test_a_diverged_module_keeps_its_buffers_too():
+def test_a_diverged_network_keeps_its_buffers_too():
     """Batch norm has updated its running statistics when the loss turns out to be nan."""
     x, labels = toy_data()
     method = make(Paper, learning_rate=1e30)
     with pytest.raises(Diverged):
         method.fit(x, labels)
-    assert [name for name, buffer in method.module_.named_buffers() if not buffer.isfinite().all()] == []
+    assert [name for name, buffer in method.network_.named_buffers() if not buffer.isfinite().all()] == []

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from combemb import methods
 from combemb.learning import deep
 from combemb.learning.loop import train
-from combemb.learning.run_folder import CHECKPOINT, WEIGHTS, Run
+from combemb.learning.run_folder import CHECKPOINT, WEIGHTS, RunFolder
 from combemb.methods.combemb import CombEmb
 from tests.toy_methods import One, Paper, Two, assert_same_state, make, toy_data, without_speed
 
@@ -32,14 +32,14 @@ def test_a_resumed_run_ends_as_an_unbroken_one(kind, every_epoch, tmp_path):
         method.interrupted_before = stop
         with pytest.raises(KeyboardInterrupt):
             method.fit(x, labels, folder=tmp_path / "run", resume=stop > 2)
-        assert Run(tmp_path / "run").checkpoint()[0] == stop
+        assert RunFolder(tmp_path / "run").checkpoint()[0] == stop
         with pytest.raises(ValueError, match="resume"):
-            Run(tmp_path / "run").weights()
+            RunFolder(tmp_path / "run").weights()
     resumed = make(kind).fit(x, labels, folder=tmp_path / "run", resume=True)
     assert_same_state(resumed.state(), whole.state())
     assert_same_state(load_file(tmp_path / "run" / WEIGHTS), load_file(tmp_path / "whole" / WEIGHTS))
     assert without_speed(resumed.log_) == without_speed(whole.log_)
-    assert without_speed(Run(tmp_path / "run").log()) == without_speed(Run(tmp_path / "whole").log())
+    assert without_speed(RunFolder(tmp_path / "run").log()) == without_speed(RunFolder(tmp_path / "whole").log())
     assert not (tmp_path / "run" / CHECKPOINT).exists()
 
 
@@ -50,11 +50,11 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path):
     method.interrupted_before = 3
     with pytest.raises(KeyboardInterrupt):
         method.fit(x, labels, folder=tmp_path / "run")
-    assert [record["epoch"] for record in Run(tmp_path / "run").log()] == [1, 2, 3]
+    assert [record["epoch"] for record in RunFolder(tmp_path / "run").log()] == [1, 2, 3]
     assert not (tmp_path / "run" / CHECKPOINT).exists()
     resumed = make(One).fit(x, labels, folder=tmp_path / "run", resume=True)
     assert_same_state(resumed.state(), whole.state())
-    assert [record["epoch"] for record in Run(tmp_path / "run").log()] == [1, 2, 3, 4, 5, 6]
+    assert [record["epoch"] for record in RunFolder(tmp_path / "run").log()] == [1, 2, 3, 4, 5, 6]
 
 
 def test_resume_starts_a_run_where_there_is_none(tmp_path):
@@ -129,7 +129,7 @@ def test_a_killed_process_is_resumed_to_the_same_weights(every_epoch, tmp_path):
     whole = CombEmb(**LONG).fit(x, labels)
     assert_same_state(resumed.state(), whole.state())
     assert_same_state(methods.load(folder).state(), whole.state())
-    assert without_speed(Run(folder).log()) == without_speed(whole.log_)
+    assert without_speed(RunFolder(folder).log()) == without_speed(whole.log_)
 
 
 def checkpoint_epoch(folder: Path) -> int:

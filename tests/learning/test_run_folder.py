@@ -18,7 +18,7 @@ from combemb.learning.run_folder import (
     FORMAT_VERSION,
     LOG,
     WEIGHTS,
-    Run,
+    RunFolder,
     write_tensors,
 )
 from combemb.system.files import write_json
@@ -27,9 +27,9 @@ TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(3)}
 
 
 @pytest.fixture
-def run(tmp_path) -> Run:
+def run(tmp_path) -> RunFolder:
     """A run that was started."""
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     run.start({"method": "itq"})
     return run
 
@@ -91,7 +91,7 @@ def test_a_place_without_files_is_free(tmp_path):
     (tmp_path / "empty").mkdir()
     for place in ("empty", "missing", "missing/deeper"):
         for overwrite, resume in ((False, False), (True, False), (False, True)):
-            Run(tmp_path / place).check_free(overwrite, resume)
+            RunFolder(tmp_path / place).check_free(overwrite, resume)
     assert names(tmp_path) == {"empty"}
 
 
@@ -109,13 +109,13 @@ def test_a_folder_that_is_no_run_is_never_touched(tmp_path, flags):
     (tmp_path / "file").write_text("text")
     for place in ("photos", "file"):
         with pytest.raises(ValueError, match="not a run folder"):
-            Run(tmp_path / place).check_free(*flags)
+            RunFolder(tmp_path / place).check_free(*flags)
 
 
 def test_overwrite_and_resume_exclude_each_other(run, tmp_path):
     for folder in (run.folder, tmp_path / "missing"):
         with pytest.raises(ValueError, match="exclude"):
-            Run(folder).check_free(overwrite=True, resume=True)
+            RunFolder(folder).check_free(overwrite=True, resume=True)
 
 
 def test_starting_again_removes_the_files_of_a_run_and_nothing_else(run):
@@ -123,10 +123,10 @@ def test_starting_again_removes_the_files_of_a_run_and_nothing_else(run):
     run.write_weights(TENSORS)
     run.write_checkpoint(1, TENSORS)
     run.append_log(record(1))
-    run.write_report({"n_codes": 1}, [record(1)])
+    run.write_report({"n_codes": 1}, [record(1)], ())
     (run.folder / "notes.txt").write_text("mine")
     assert names(run.folder) == {CONFIG, CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, "notes.txt"}
-    config = {"method": "combemb", "fields": {"bits": 12}, "classes": [0, 1]}
+    config = {"method": "combemb", "settings": {"bits": 12}, "classes": [0, 1]}
     run.start(config)
     assert names(run.folder) == {CONFIG, "notes.txt"}
     assert run.config() == {"format_version": FORMAT_VERSION, **config}
@@ -137,7 +137,7 @@ def test_a_configuration_that_cannot_be_stored_leaves_the_old_run(run):
     before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
     for value in (object(), float("nan")):
         with pytest.raises((TypeError, ValueError)):
-            run.start({"method": "combemb", "fields": {"bits": value}})
+            run.start({"method": "combemb", "settings": {"bits": value}})
         assert {path.name: path.read_bytes() for path in run.folder.iterdir()} == before
 
 
@@ -151,13 +151,16 @@ def test_an_unreadable_configuration_is_named(run, tmp_path):
         with pytest.raises(ValueError, match=rf"{run.folder}.*{CONFIG}"):
             run.config()
     with pytest.raises(ValueError, match=rf"missing.*{CONFIG}"):
-        Run(tmp_path / "missing").config()
+        RunFolder(tmp_path / "missing").config()
 
 
 @pytest.mark.parametrize("version", [FORMAT_VERSION + 1, 0, "1", None])
 def test_another_format_version_is_refused(run, version):
     write_json(run.folder / CONFIG, {"format_version": version, "method": "itq"})
-    with pytest.raises(ValueError, match=rf"format_version {version}.*reads {FORMAT_VERSION}; fit again"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{run.folder} was written by another version of combemb \(format {version}, .*{FORMAT_VERSION}\); fit again",
+    ):
         run.config()
 
 
@@ -230,8 +233,8 @@ def test_a_last_line_cut_short_is_left_out(run, cut):
 
 
 def test_a_report_has_numbers_and_a_picture_where_something_was_trained(run):
-    run.write_report({"n_codes": 3}, [])
+    run.write_report({"n_codes": 3}, [], ())
     assert names(run.folder) == {CONFIG, DIAGNOSIS}
-    run.write_report({"n_codes": 4}, [record(1), record(2)])
+    run.write_report({"n_codes": 4}, [record(1), record(2)], ())
     assert json.loads((run.folder / DIAGNOSIS).read_text()) == {"n_codes": 4}
     assert (run.folder / CURVES).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

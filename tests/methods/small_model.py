@@ -11,7 +11,7 @@ from torch import Tensor
 
 from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.learning.batches import Batch, PartlyLabelled
+from combemb.learning.batches import Batch, Batches
 from combemb.methods.combemb import CombEmb
 from tests.reference import naive
 
@@ -34,11 +34,11 @@ def problem(multi: bool = False) -> tuple[np.ndarray, np.ndarray]:
     return x, np.where(is_labelled[:, None], members, -1)
 
 
-def fitted(multi: bool = False, **fields: Any) -> tuple[CombEmb, PartlyLabelled]:
+def fitted(multi: bool = False, **fields: Any) -> tuple[CombEmb, Batches]:
     """A model after one epoch, ready to go on, and the data that it was trained on."""
     x, labels = problem(multi)
     method = CombEmb(**{**SMALL, **fields}).fit(x, labels, progress=False)
-    data = PartlyLabelled(
+    data = Batches(
         ArrayItems(x, method.feature_map_),
         read_labels(labels, len(x)),
         method.batch_size,
@@ -48,22 +48,22 @@ def fitted(multi: bool = False, **fields: Any) -> tuple[CombEmb, PartlyLabelled]
         method.view_dropout,
         with_clean=True,
     )
-    threshold = method.module_.threshold.clone()
+    threshold = method.network_.threshold.clone()
     method.prepare(data)  # again, since a fitted model has let go of what only training needs
-    method.module_.threshold.copy_(threshold)
+    method.network_.threshold.copy_(threshold)
     return method, data
 
 
 def training(progress: float = 1.0, multi: bool = False, **fields: Any) -> tuple[CombEmb, Batch]:
     """A model amid training with a batch that it has not seen."""
     method, data = fitted(multi, **fields)
-    method.module_.train()
-    return method, replace(next(data.epoch(9)), progress=progress)
+    method.network_.train()
+    return method, replace(next(data.epoch(9)), fraction_done=progress)
 
 
 def doubled(method: CombEmb, batch: Batch) -> Batch:
     """The batch in double precision, like the module from now on."""
-    method.module_.double()
+    method.network_.double()
     return replace(batch, x=batch.x.double(), other=batch.other.double(), clean=batch.clean.double())
 
 
@@ -83,13 +83,13 @@ def labelled_classes(multi: bool) -> list[list[int]]:
 
 
 def naive_z(method: CombEmb, x: Tensor) -> list[list[list[float]]]:
-    layer = method.module_.project
+    layer = method.network_.project
     weight, bias = layer.weight.tolist(), layer.bias.tolist()
     return [naive.sub_vectors(row, weight, bias, method.n_sets) for row in x.tolist()]
 
 
 def naive_pi(method: CombEmb, x: Tensor) -> list[list[float]]:
-    theta = method.module_.prototypes.tolist()
+    theta = method.network_.prototypes.tolist()
     return [naive.combinatorial_embedding(z, theta, method.sharpness) for z in naive_z(method, x)]
 
 
@@ -138,8 +138,8 @@ def naive_positives(method: CombEmb, batch: Batch, threshold: float = GAMMA) -> 
 
 
 def predictor(method: CombEmb) -> Callable[[naive.Matrix], naive.Matrix]:
-    like = method.module_.prototypes
-    return lambda pi: method.module_.predictor(torch.tensor(pi, dtype=like.dtype)).tolist()
+    like = method.network_.prototypes
+    return lambda pi: method.network_.predictor(torch.tensor(pi, dtype=like.dtype)).tolist()
 
 
 def naive_losses(
@@ -150,8 +150,8 @@ def naive_losses(
     return naive.total_loss(
         naive_z(method, batch.x),
         naive_z(method, batch.other),
-        method.module_.prototypes.tolist(),
-        method.module_.meta_classes.tolist(),
+        method.network_.prototypes.tolist(),
+        method.network_.meta_classes.tolist(),
         classes_of(batch.labels[: batch.n_labelled]),
         h=predictor(method),
         positive=naive_positives(method, batch) if positive is None else positive,

@@ -34,18 +34,18 @@ def test_the_published_form_has_none_of_our_additions():
         ({"bits": 13}, r"bits=13 is not a multiple of log2\(n_meta_classes\)=2; use 12 or 14"),
         ({"bits": 13, "n_meta_classes": 8}, r"bits=13 .* log2\(n_meta_classes\)=3; use 12 or 15"),
         ({"bits": 0}, "bits=0 "),
-        ({"n_meta_classes": 3}, "n_meta_classes=3 is not a size of a meta-class set; use 2, 4, 8 or 16"),
-        ({"n_meta_classes": 1}, "n_meta_classes=1 .* use 2, 4, 8 or 16"),
+        ({"n_meta_classes": 3}, "n_meta_classes=3 must be one of 2, 4, 8, 16"),
+        ({"n_meta_classes": 1}, "n_meta_classes=1 must be one of 2, 4, 8, 16"),
         ({"n_meta_classes": 8}, "found 5 seen classes, n_meta_classes=8 needs at least 8; use fewer meta-classes"),
-        ({"pair_rules": ("alike",)}, "'alike'.*give a tuple of one or more of similar, nearest, neighbours"),
-        ({"pair_rules": "nearest"}, "pair_rules='nearest'; give a tuple of one or more of similar"),
-        ({"pair_rules": ()}, "give a tuple of one or more of similar, nearest, neighbours"),
-        ({"pair_rules": ("similar", "alike")}, "give a tuple of one or more of similar, nearest, neighbours"),
-        ({"anchors": "labelled"}, "anchors='labelled'; choose one of unlabelled, all"),
+        ({"pair_rules": ("alike",)}, "'alike'.* must be one of similar, nearest, neighbours"),
+        ({"pair_rules": "nearest"}, "pair_rules='nearest' must be a tuple of texts"),
+        ({"pair_rules": ()}, "must be one of similar, nearest, neighbours"),
+        ({"pair_rules": ("similar", "alike")}, "must be one of similar, nearest, neighbours"),
+        ({"anchors": "labelled"}, "anchors='labelled' must be one of unlabelled, all"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
         ({"temperature": float("nan")}, "temperature=nan must be a finite number"),
         ({"similarity_temperature": 0.0}, "similarity_temperature=0.0 must be above 0, or None"),
-        ({"positive_threshold": 1.5}, "positive_threshold=1.5 must lie between -1 and 1, or be None"),
+        ({"positive_threshold": 1.5}, "positive_threshold=1.5 must be at least -1 and at most 1, or None"),
         ({"sharpness": 0}, "sharpness=0 must be above 0"),
         ({"sub_vector": 0}, "sub_vector=0 must be above 0"),
         ({"subspace": 0}, "subspace=0 must be above 0"),
@@ -53,23 +53,23 @@ def test_the_published_form_has_none_of_our_additions():
         ({"n_neighbours": 0}, "n_neighbours=0 must be above 0"),
         ({"neighbour_features": 0}, "neighbour_features=0 must be above 0"),
         ({"smoothing": 0}, "smoothing=0 must be above 0"),
-        ({"similarity_weight": -1.0}, "similarity_weight=-1.0 must not be negative"),
-        ({"consistency_weight": -1.0}, "consistency_weight=-1.0 must not be negative"),
-        ({"threshold_precision": 1.1}, "threshold_precision=1.1 must lie between 0 and 1"),
-        ({"threshold_rate": 1.1}, "threshold_rate=1.1 must lie between 0 and 1"),
-        ({"ramp_share": -0.1}, "ramp_share=-0.1 must lie between 0 and 1"),
+        ({"similarity_weight": -1.0}, "similarity_weight=-1.0 must be at least 0"),
+        ({"consistency_weight": -1.0}, "consistency_weight=-1.0 must be at least 0"),
+        ({"threshold_precision": 1.1}, "threshold_precision=1.1 must be at least 0 and at most 1"),
+        ({"threshold_rate": 1.1}, "threshold_rate=1.1 must be at least 0 and at most 1"),
+        ({"ramp_share": -0.1}, "ramp_share=-0.1 must be at least 0 and at most 1"),
         ({"batch_size": 0}, "batch_size=0 must be above 0"),
         ({"epochs": 0}, "epochs=0 must be above 0"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 must be above 0"),
         ({"clip_norm": 0.0}, "clip_norm=0.0 must be above 0"),
         ({"max_features": 0}, "max_features=0 must be above 0"),
         ({"threads": 0}, "threads=0 must be above 0"),
-        ({"labelled_share": 1.0}, "labelled_share=1.0 must lie between 0 and 1"),
+        ({"labelled_share": 1.0}, "labelled_share=1.0 must be above 0 and below 1"),
         ({"view_dropout": 1.0}, "view_dropout=1.0 must be at least 0 and below 1"),
-        ({"view_noise": -0.1}, "view_noise=-0.1 must not be negative"),
-        ({"weight_decay": -0.1}, "weight_decay=-0.1 must not be negative"),
+        ({"view_noise": -0.1}, "view_noise=-0.1 must be at least 0"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1 must be at least 0"),
         ({"warmup_share": 1.0}, "warmup_share=1.0 must be at least 0 and below 1"),
-        ({"device": "gpu"}, "device='gpu'; choose one of auto, cuda, mps, cpu"),
+        ({"device": "gpu"}, "device='gpu' must be one of auto, cuda, mps, cpu"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -237,10 +237,10 @@ def test_the_calibrated_threshold_moves_over_the_epochs():
     thresholds = [record["threshold"] for record in method.log_]
     assert len(set(thresholds)) == 4
     assert all(-1 <= threshold < 1 for threshold in thresholds)
-    assert method.module_.threshold.item() == thresholds[-1]
+    assert method.network_.threshold.item() == thresholds[-1]
 
 
 def test_the_meta_classes_of_the_loss_are_the_drawn_ones():
     method, _ = fitted()
-    assert torch.equal(method.module_.meta_classes, method.meta_classes_.table)
+    assert torch.equal(method.network_.meta_classes, method.meta_classes_.table)
     assert method.meta_classes_.table.shape == (6, 5)

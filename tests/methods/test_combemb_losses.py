@@ -107,7 +107,7 @@ def test_pair_losses_come_up_over_the_ramp(progress, ramp_share):
     method, batch = training(progress, **FIXED, ramp_share=ramp_share)
     ramp = naive.ramp(progress, ramp_share)
     assert_terms(method.losses(batch), naive_losses(method, batch, ramp=ramp), 1e-4)
-    full = method.losses(replace(batch, progress=1.0))
+    full = method.losses(replace(batch, fraction_done=1.0))
     now = method.losses(batch)
     assert now["similarity"].item() == pytest.approx(ramp * full["similarity"].item(), rel=1e-5)
     assert now["meta"].item() == pytest.approx(full["meta"].item(), rel=1e-6)
@@ -143,7 +143,7 @@ def test_the_clean_view_of_a_batch_is_the_one_that_nothing_was_done_to(n_views):
 @pytest.mark.parametrize("fields", [{}, {"neighbour_features": 4, "smoothing": 3}, {"smoothing": 1}], ids=str)
 def test_neighbours_are_sought_in_the_features_of_the_loops(multi, fields):
     method, _ = fitted(multi, **fields)
-    found, loops = method._neighbour_features, torch.tensor(naive_features(method, multi))
+    found, loops = method.scratch.neighbour_features, torch.tensor(naive_features(method, multi))
     assert found.dtype == torch.float16
     assert found.shape == (200, fields.get("neighbour_features", 20))
     found = found.float()  # directions have no sign, but cosines do
@@ -156,22 +156,24 @@ def test_the_items_of_a_small_set_are_not_averaged_away():
     few = np.concatenate([np.flatnonzero(values == c)[:2] for c in range(5)])  # ten, as many as are averaged
     items = ArrayItems(data.items.x[few], data.items.transform)
     method.prepare(replace(data, items=items, labels=data.labels.take(few)))
-    assert len(method._neighbour_features.unique(dim=0)) == 10
+    assert len(method.scratch.neighbour_features.unique(dim=0)) == 10
 
 
 def test_neighbours_are_sought_by_cosine_however_roughly_the_features_are_kept():
     """In float16 a row is not quite of unit length, and items near each other differ by less than that."""
     method, batch = training(**NEIGHBOURS)
     expected = method.losses(batch)["similarity"].item()
-    method._neighbour_features *= 2.0 ** torch.randint(-3, 3, (200, 1), generator=torch.Generator().manual_seed(0))
+    method.scratch.neighbour_features *= 2.0 ** torch.randint(
+        -3, 3, (200, 1), generator=torch.Generator().manual_seed(0)
+    )
     assert method.losses(batch)["similarity"].item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("multi", [False, True])
 def test_how_near_the_nearest_must_be_follows_from_the_shares_of_the_classes(multi):
     method, _ = fitted(multi)
-    assert method._kinship == pytest.approx(naive.kinship(labelled_classes(multi)), rel=1e-5)
-    assert 0.2 <= method._kinship < 0.3  # 1/5 for five classes of one size
+    assert method.scratch.kinship == pytest.approx(naive.kinship(labelled_classes(multi)), rel=1e-5)
+    assert 0.2 <= method.scratch.kinship < 0.3  # 1/5 for five classes of one size
 
 
 # The calibration of gamma
@@ -179,7 +181,7 @@ def test_how_near_the_nearest_must_be_follows_from_the_shares_of_the_classes(mul
 
 def test_the_calibrated_threshold_moves_its_share_of_the_way_every_fourth_step():
     method, batch = training(**SIMILAR)
-    net = method.module_
+    net = method.network_
     net.threshold.fill_(0.95)
     pi = [naive.unit(row) for row in naive_pi(method, batch.x[: batch.n_labelled])]
     cosines = [[naive.dot(a, b) for b in pi] for a in pi]
@@ -202,9 +204,9 @@ def test_the_calibrated_threshold_moves_its_share_of_the_way_every_fourth_step()
 @pytest.mark.parametrize("fields", [FIXED, NEAREST, NEIGHBOURS], ids=str)
 def test_a_threshold_that_is_given_or_not_used_stays(fields):
     method, batch = training(**fields)
-    before = method.module_.threshold.item()
+    before = method.network_.threshold.item()
     method.losses(batch)
-    assert method.module_.threshold.item() == before == pytest.approx(fields.get("positive_threshold", 1.0))
+    assert method.network_.threshold.item() == before == pytest.approx(fields.get("positive_threshold", 1.0))
 
 
 # Gradients
@@ -229,7 +231,7 @@ def directional_derivatives(method: CombEmb, batch: Batch, freeze_pi: bool) -> d
 
 
 def moving(method: CombEmb) -> list[Tensor]:
-    return [method.module_.project.weight, method.module_.project.bias, method.module_.prototypes]
+    return [method.network_.project.weight, method.network_.project.bias, method.network_.prototypes]
 
 
 def direction(parameter: Tensor) -> Tensor:
@@ -266,7 +268,7 @@ def test_eq_6_moves_the_prototypes_only_when_the_positives_may_move():
     for positive_gradient in (False, True):
         method, batch = training(**FIXED, positive_gradient=positive_gradient)
         term = method.losses(batch)["similarity"]
-        (grad,) = torch.autograd.grad(term, [method.module_.prototypes], allow_unused=True)
+        (grad,) = torch.autograd.grad(term, [method.network_.prototypes], allow_unused=True)
         assert (grad is not None and bool(grad.any())) == positive_gradient
 
 

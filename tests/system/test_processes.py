@@ -20,8 +20,8 @@ from torch import nn
 from combemb import methods
 from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.learning.batches import PartlyLabelled
-from combemb.learning.run_folder import Run
+from combemb.learning.batches import Batches
+from combemb.learning.run_folder import RunFolder
 from combemb.methods.combemb import CombEmb
 from combemb.system import processes
 
@@ -104,7 +104,7 @@ def gradient_case(folder: Path, variant: str) -> dict[str, torch.Tensor]:
     """Gradients of a fitted CombEmb for one batch in the middle of training."""
     model = CombEmb.load(folder / "model").set_params(**VARIANTS[variant])
     x, labels = toy_data()
-    data = PartlyLabelled(
+    data = Batches(
         ArrayItems(x, model.feature_map_).in_memory(),
         read_labels(labels, len(x)),
         batch_size=64,
@@ -117,15 +117,15 @@ def gradient_case(folder: Path, variant: str) -> dict[str, torch.Tensor]:
         with_clean=True,
     )
     model.prepare(data)
-    batch = replace(next(data.epoch(0)), progress=0.5)
-    model.module_.train()
+    batch = replace(next(data.epoch(0)), fraction_done=0.5)
+    model.network_.train()
     terms = model.losses(batch)
     torch.stack(list(terms.values())).sum().backward()
-    processes.average_gradients(model.module_.parameters())
-    found = {f"grad.{name}": p.grad for name, p in model.module_.named_parameters()}
+    processes.average_gradients(model.network_.parameters())
+    found = {f"grad.{name}": p.grad for name, p in model.network_.named_parameters()}
     found |= {f"term.{name}": processes.mean(term.detach()) for name, term in terms.items()}
     found["positives"] = torch.tensor(model.diagnostics(batch, data)["positives_per_anchor"])
-    return {**found, **{f"buffer.{name}": buffer for name, buffer in model.module_.named_buffers()}}
+    return {**found, **{f"buffer.{name}": buffer for name, buffer in model.network_.named_buffers()}}
 
 
 def all_cases(folder: Path, batch_norm: type[nn.BatchNorm1d]) -> dict[str, torch.Tensor]:
@@ -229,7 +229,7 @@ def test_alone_nothing_is_exchanged():
     assert processes.gather(x) is x
     assert torch.equal(processes.own_rows(x), x)
     assert processes.mean(x) is x
-    with processes.joined(torch.device("cpu")):
+    with processes.process_group(torch.device("cpu")):
         assert not dist.is_initialized()
     one, other = processes.BatchNorm(3), nn.BatchNorm1d(3)
     assert torch.equal(one(x), other(x))
@@ -252,14 +252,14 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from combemb.methods.combemb import CombEmb
-from combemb.learning.run_folder import Run
+from combemb.learning.run_folder import RunFolder
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 master, terminal = pty.openpty()
 screen = sys.stderr = os.fdopen(terminal, "w")  # each process has a terminal of its own
 try:
     model = CombEmb(**json.loads(sys.argv[2])).fit(folder / "data.npz", folder=folder / "run")
-    assert Run(folder / "run").is_complete(), "fit returned here before the first process had written the run"
+    assert RunFolder(folder / "run").is_complete(), "fit returned here before the first process had written the run"
 finally:
     screen.flush()
     sys.stderr = sys.__stderr__
@@ -306,12 +306,12 @@ def test_a_fit_of_two_processes_is_that_of_one(torchrun, alone):
         torch.testing.assert_close(states[0][name], expected, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
     x, _ = toy_data()
     torch.testing.assert_close(methods.load(torchrun / "run").embed(x), alone.embed(x), rtol=1e-4, atol=1e-4)
-    moved = (alone.state()["head.project.weight"] - start["head.project.weight"]).abs().max()
+    moved = (alone.state()["network.project.weight"] - start["network.project.weight"]).abs().max()
     assert moved > 5e-3, "the weights hardly moved, so there was nothing to compare"
 
 
 def test_two_processes_write_one_run_folder(torchrun, alone):
-    run = Run(torchrun / "run")
+    run = RunFolder(torchrun / "run")
     assert {path.name for path in run.folder.iterdir()} == {
         *("run.json", "weights.safetensors", "metrics.jsonl", "diagnosis.json", "training.png")
     }

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from combemb.learning.objectives.losses import consistency_loss, meta_class_loss, similarity_loss
 from combemb.learning.objectives.meta_classes import meta_labels
-from combemb.learning.objectives.prototypes import prototype_matrix, similarities, unit
+from combemb.learning.objectives.prototypes import prototype_matrix, similarities
+from combemb.system.arrays import unit
 from tests.reference import naive
 
 SHAPES = [(2, 5, 3), (4, 6, 12), (8, 3, 4), (16, 2, 5)]  # K, M, d

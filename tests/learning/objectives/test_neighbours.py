@@ -8,7 +8,7 @@ from torch import Tensor
 
 from combemb.backbones.feature_map import RIDGE, discriminant_map
 from combemb.learning.objectives.neighbours import smoothed
-from combemb.learning.objectives.prototypes import unit
+from combemb.system.arrays import unit
 from tests.reference import naive
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from combemb.learning.objectives.pairs import mutual_neighbours, similar, threshold_for_precision
-from combemb.learning.objectives.prototypes import unit
+from combemb.system.arrays import unit
 from tests.reference import naive
 
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from combemb.learning.objectives.prototypes import prototype_matrix, similarities, soft_assignment, unit
+from combemb.learning.objectives.prototypes import prototype_matrix, similarities, soft_assignment
 from combemb.search.codebook import Codebook
+from combemb.system.arrays import unit
 from tests.reference import naive
 
 SHAPES = [(2, 5, 3), (4, 6, 12), (8, 3, 4), (16, 2, 5), (4, 1, 1)]  # K, M, d
