@@ -52,6 +52,8 @@ def wait_for_all() -> None:
 
 
 class _Gather(torch.autograd.Function):
+    """Ours, since torch's differentiable all_gather is deprecated in favour of a private module."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.n = len(x)
