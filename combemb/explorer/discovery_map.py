@@ -90,6 +90,12 @@ def colours(found: Discovery) -> np.ndarray:
     return np.array(["#{:02x}{:02x}{:02x}".format(*rgb) for rgb in np.rint(255 * parts).astype(int)])
 
 
+def by_importance(found: Discovery, assigned: np.ndarray) -> list[int]:
+    """Order clusters: novel ones first, then by how many items are assigned to them."""
+    counts = np.bincount(assigned, minlength=len(found.names))
+    return [int(k) for k in np.lexsort((-counts, np.arange(len(counts)) < found.n_seen))]
+
+
 def write_map_png(path: str | Path, places: np.ndarray, found: Discovery, rows: np.ndarray) -> None:
     """Draw a map to a PNG file, with each cluster's name at the median of its places, or near it.
 
@@ -144,10 +150,9 @@ def _write_names(axes: Axes, places: np.ndarray, found: Discovery, assigned: np.
 
 
 def _middles(places: np.ndarray, found: Discovery, assigned: np.ndarray) -> dict[int, np.ndarray]:
-    """The median place of each cluster that is on the map; novel ones first, then by size."""
-    counts = np.bincount(assigned, minlength=len(found.names))
-    order = np.lexsort((-counts, np.arange(len(counts)) < found.n_seen))
-    return {k: np.median(places[assigned == k], axis=0) for k in order.tolist() if counts[k]}
+    """The median place of each cluster that is on the map, the most important first."""
+    on_map = set(np.unique(assigned).tolist())
+    return {k: np.median(places[assigned == k], axis=0) for k in by_importance(found, assigned) if k in on_map}
 
 
 def _one_line(name: Any) -> str:
