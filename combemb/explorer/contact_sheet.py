@@ -5,7 +5,7 @@ from pathlib import Path
 from combemb.collection.indexed import Entry, Found
 from combemb.data.manifests import BETWEEN
 from combemb.explorer.pages import write_page
-from combemb.explorer.thumbnails import Thumbnails, common_folder
+from combemb.explorer.thumbnails import Thumbnails
 
 THUMBNAIL_SIDE = 192  # pixels; the page shows about 160 of them
 
@@ -15,14 +15,14 @@ def write_contact_sheet(
 ) -> None:
     """Write a page with the pictures of queries and hits.
 
-    The page is replaced in one step: an old one stays until the new one is complete.
+    An old page stays until the new one is complete.
 
     Parameters
     ----------
     path : str or Path
         HTML file to write.
     results : list of Found
-        Queries with their hits, from `Collection.search`. Labels that a hit shares with its query are marked.
+        What `Collection.search` returns. Labels that a hit shares with its query are marked.
     title : str
         Heading of the page.
     about : str, default=""
@@ -31,7 +31,7 @@ def write_contact_sheet(
         Whether to show progress; None shows it on a terminal only.
     """
     entries = [entry for found in results for entry in (found.query, *found.hits)]
-    thumbnails = Thumbnails(THUMBNAIL_SIDE, common_folder(entry.path for entry in entries))
+    thumbnails = Thumbnails(THUMBNAIL_SIDE, (entry.path for entry in entries))
     shown = {"title": title, "about": about, "results": results, "shares_label": _shares_label}
     write_page(path, "contact_sheet.html.j2", thumbnails, len(entries), progress, **shown)
 

@@ -1,8 +1,8 @@
 """The page of a discovery: one HTML file with the map and pictures of every cluster, which any browser shows."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +11,8 @@ from markupsafe import Markup
 from combemb.collection.indexed import Entry
 from combemb.discovery.result import Discovery
 from combemb.explorer.discovery_map import by_importance, colours, map_figure
-from combemb.explorer.pages import comma_separated, environment, write_page
-from combemb.explorer.thumbnails import Thumbnails, common_folder
+from combemb.explorer.pages import TEMPLATES, write_page
+from combemb.explorer.thumbnails import Thumbnails
 
 FEW_CLUSTERS = 50  # with more of them pictures are fewer and smaller
 N_PICTURES, THUMBNAIL_SIDE = (10, 6), (128, 96)  # per strip, and pixels: for few clusters, and for more
@@ -62,8 +62,8 @@ def write_discovery_page(
     strips = [_strips(found, name, N_PICTURES[is_many] if n_pictures is None else n_pictures) for name in found.names]
     drawn = np.concatenate([np.array([], np.int64), *(strip for pair in strips for strip in pair)])
     named = np.unique(drawn if rows is None else np.concatenate([drawn, rows]))
-    folder = common_folder(entries["path"].take(named).to_pylist())
-    thumbnails = Thumbnails(THUMBNAIL_SIDE[is_many] if side is None else side, folder)
+    paths = entries["path"].take(named).to_pylist()
+    thumbnails = Thumbnails(THUMBNAIL_SIDE[is_many] if side is None else side, paths)
     shown = {"title": title, "found": found, "is_many": is_many, "clusters": _clusters(found, entries, strips)}
     shown["map"] = None if places is None or rows is None else _map(places, found, rows, entries, thumbnails)
     write_page(path, "discovery_page.html.j2", thumbnails, len(drawn), progress, **shown)
@@ -80,61 +80,30 @@ def _map(places: np.ndarray, found: Discovery, rows: np.ndarray, entries: pa.Tab
     """The map with the whole of plotly's JavaScript; plotly escapes what it shows."""
     names = [thumbnails.short_name(name) for name in entries["id"].take(rows).to_pylist()]
     config = {"scrollZoom": True, "displaylogo": False, "responsive": True, "modeBarButtons": [MAP_BUTTONS]}
-    script = environment().get_template("map.js").render()
+    script = TEMPLATES.get_template("map.js").render()
     figure = map_figure(places, found, rows, names)
     return Markup(figure.to_html(config, full_html=False, div_id="map", post_script=script))
 
 
-@dataclass(frozen=True)
-class _Cluster:
-    """What the page shows of cluster k: pictures come with their confidence."""
-
-    k: int
-    kind: str
-    name: str
-    colour: str
-    facts: dict[str, str]
-    neighbour: str | None
-    nearest: list[tuple[Entry, str]]
-    borderline: list[tuple[Entry, str]]
-
-
-def _clusters(found: Discovery, entries: pa.Table, strips: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[_Cluster]:
-    colour = colours(found)
+def _clusters(
+    found: Discovery, entries: pa.Table, strips: list[tuple[np.ndarray, np.ndarray]]
+) -> Iterator[dict[str, Any]]:
+    """What the template shows of each cluster, the most important first."""
+    colour, neighbours = colours(found), found.neighbours
     for k in by_importance(found, found.assignment):
-        is_novel, name = k >= found.n_seen, found.names[k]
-        yield _Cluster(
-            k=k,
-            kind="novel" if is_novel else "seen",
-            name=str(name),
-            colour=colour[k],
-            facts=_facts(found, entries, k),
-            neighbour=str(found.neighbours[name]) if is_novel and found.n_seen else None,
-            nearest=_pictures(found, entries, strips[k][0]),
-            borderline=_pictures(found, entries, strips[k][1]),
-        )
-
-
-def _facts(found: Discovery, entries: pa.Table, k: int) -> dict[str, str]:
-    rows = np.flatnonzero(found.assignment == k)
-    is_labelled = found.is_labelled[rows]
-    facts = {"items": f"{len(rows):,}"}
-    if k < found.n_seen:
-        facts["labelled"] = f"{is_labelled.sum():,}"
-    labels = entries["label"].take(np.flatnonzero(found.nearest == k)).drop_null().to_numpy()
-    if len(labels):
-        facts["purity"] = _purity(labels, str(found.names[k]))
-    if not is_labelled.all():
-        facts["mean confidence"] = f"{found.confidence[rows][~is_labelled].mean():.2f}"
-    return facts
-
-
-def _purity(labels: np.ndarray, name: str) -> str:
-    """The share of the commonest label, which is named unless the cluster is."""
-    values, counts = np.unique(labels, return_counts=True)
-    commonest = values[counts.argmax()]
-    of = "" if commonest == name else f" {comma_separated(commonest)}"
-    return f"{counts.max() / len(labels):.0%}{of}"
+        is_mine, name = found.assignment == k, found.names[k]
+        labels = entries["label"].take(np.flatnonzero(found.nearest == k)).drop_null().to_numpy()
+        values, counts = np.unique(labels, return_counts=True)
+        yield {
+            **{"k": k, "name": str(name), "kind": "novel" if k >= found.n_seen else "seen", "colour": colour[k]},
+            **{"n_items": is_mine.sum(), "n_labelled": (is_mine & found.is_labelled).sum()},
+            "commonest_label": values[counts.argmax()] if len(labels) else None,
+            "purity": counts.max() / len(labels) if len(labels) else None,
+            "confidences": found.confidence[is_mine & ~found.is_labelled],
+            "neighbour": neighbours.get(name),
+            "nearest": _pictures(found, entries, strips[k][0]),
+            "borderline": _pictures(found, entries, strips[k][1]),
+        }
 
 
 def _pictures(found: Discovery, entries: pa.Table, rows: np.ndarray) -> list[tuple[Entry, str]]:

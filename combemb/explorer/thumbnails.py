@@ -1,4 +1,4 @@
-"""Pictures on a page: small, inside the page and linked to their files."""
+"""Small pictures that are stored inside a page, and names relative to the folder of all files."""
 
 import base64
 import io
@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from combemb.collection.indexed import Entry
 from combemb.data.images import BrokenImage
@@ -15,31 +14,24 @@ JPEG_QUALITY = 85
 CACHE_SIZE = 4_096  # thumbnails; one item may be found by many queries
 
 
-class Picture(NamedTuple):
-    """A name, a small JPEG in base64 if the picture can be read, and the address of its file if it has one."""
-
-    name: str
-    jpeg: str | None = None
-    link: str | None = None
-
-
 class Thumbnails:
-    """The pictures of one page, at most `side` pixels high and wide; names are shown relative to `folder`."""
+    """The pictures of one page, at most `side` pixels high and wide.
 
-    def __init__(self, side: int, folder: str = ""):
-        self.folder = folder
+    `folder` contains all files of `paths`; it is "" if there is none below the root.
+    """
+
+    def __init__(self, side: int, paths: Iterable[str | None]):
+        folders = {str(Path(path).parent) for path in paths if path is not None}
+        folder = os.path.commonpath(folders) if folders else ""
+        self.folder = folder if len(Path(folder).parts) > 1 else ""
         self._jpeg = lru_cache(CACHE_SIZE)(lambda entry: _jpeg(entry, side))
 
-    def picture(self, entry: Entry) -> Picture:
-        """Return the picture of an entry; without a JPEG if it cannot be read."""
-        jpeg = self._jpeg(Entry(entry.id, entry.path))
-        if jpeg is None:
-            return Picture(entry.id if entry.path is None else Path(entry.id).name)
-        is_file = entry.path is not None and entry.id == entry.path
-        return Picture(self.short_name(entry.id), jpeg, Path(entry.id).as_uri() if is_file else None)
+    def jpeg(self, entry: Entry) -> str | None:
+        """Return a small JPEG in base64, None if the picture cannot be read."""
+        return self._jpeg(Entry(entry.id, entry.path))  # hits of several queries differ in their scores
 
     def short_name(self, name: str) -> str:
-        """Return a name without the folder that all files have in common."""
+        """Return a name relative to the folder."""
         return name.removeprefix(f"{self.folder}{os.sep}") if self.folder else name
 
 
@@ -52,10 +44,3 @@ def _jpeg(entry: Entry, side: int) -> str | None:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling="4:4:4", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def common_folder(paths: Iterable[str | None]) -> str:
-    """Return the folder that contains all files, "" if there is none below the root."""
-    folders = {str(Path(path).parent) for path in paths if path is not None}
-    common = os.path.commonpath(folders) if folders else ""
-    return common if len(Path(common).parts) > 1 else ""
