@@ -15,12 +15,10 @@ def write_contact_sheet(
 ) -> None:
     """Write a page with the pictures of queries and hits.
 
-    An old page stays until the new one is complete.
-
     Parameters
     ----------
     path : str or Path
-        HTML file to write.
+        HTML file to write; an old one stays until the new one is complete.
     results : list of Found
         What `Collection.search` returns. Labels that a hit shares with its query are marked.
     title : str

@@ -17,6 +17,7 @@ from combemb.explorer.thumbnails import Thumbnails
 FEW_CLUSTERS = 50  # with more of them pictures are fewer and smaller
 N_PICTURES, THUMBNAIL_SIDE = (10, 6), (128, 96)  # per strip, and pixels: for few clusters, and for more
 MAP_BUTTONS = ["zoomIn2d", "zoomOut2d", "resetScale2d", "toImage"]  # none that would send data anywhere
+Strips = tuple[np.ndarray, np.ndarray]  # rows of the pictures at the centre and on the border of a cluster
 
 
 def write_discovery_page(
@@ -33,17 +34,15 @@ def write_discovery_page(
 ) -> None:
     """Write a page with the map and pictures of every cluster.
 
-    The page is replaced in one step: an old one stays until the new one is complete.
-
     Parameters
     ----------
     path : str or Path
-        HTML file to write.
+        HTML file to write; an old one stays until the new one is complete.
     found : Discovery
         Clusters of N items.
     entries : pyarrow.Table
         Columns id, path and label of the N items.
-    places, rows : ndarray of shape (n, 2) and (n,), optional
+    places, rows : arrays of shape (n, 2) and (n,), optional
         What `map_of` returns; without places the page has no map, without rows they are those of all items.
     title : str
         Heading of the page.
@@ -62,22 +61,20 @@ def write_discovery_page(
     strips = [_strips(found, name, N_PICTURES[is_many] if n_pictures is None else n_pictures) for name in found.names]
     drawn = np.concatenate([np.array([], np.int64), *(strip for pair in strips for strip in pair)])
     named = np.unique(drawn if rows is None else np.concatenate([drawn, rows]))
-    paths = entries["path"].take(named).to_pylist()
-    thumbnails = Thumbnails(THUMBNAIL_SIDE[is_many] if side is None else side, paths)
+    thumbnails = Thumbnails(THUMBNAIL_SIDE[is_many] if side is None else side, entries["path"].take(named).to_pylist())
     shown = {"title": title, "found": found, "is_many": is_many, "clusters": _clusters(found, entries, strips)}
     shown["map"] = None if places is None or rows is None else _map(places, found, rows, entries, thumbnails)
     write_page(path, "discovery_page.html.j2", thumbnails, len(drawn), progress, **shown)
 
 
-def _strips(found: Discovery, name: object, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows nearest to the centre, and unlabelled ones on the border that are not among them."""
-    nearest = found.exemplars(name, n)
-    border = found.borderline(name, 2 * n)
+def _strips(found: Discovery, name: object, n: int) -> Strips:
+    """Return rows nearest to the centre, and unlabelled ones on the border that are not among them."""
+    nearest, border = found.exemplars(name, n), found.borderline(name, 2 * n)
     return nearest, border[~np.isin(border, nearest) & ~found.is_labelled[border]][:n]
 
 
 def _map(places: np.ndarray, found: Discovery, rows: np.ndarray, entries: pa.Table, thumbnails: Thumbnails) -> Markup:
-    """The map with the whole of plotly's JavaScript; plotly escapes what it shows."""
+    """Return the map with the whole of plotly's JavaScript; plotly escapes what it shows."""
     names = [thumbnails.short_name(name) for name in entries["id"].take(rows).to_pylist()]
     config = {"scrollZoom": True, "displaylogo": False, "responsive": True, "modeBarButtons": [MAP_BUTTONS]}
     script = TEMPLATES.get_template("map.js").render()
@@ -85,10 +82,8 @@ def _map(places: np.ndarray, found: Discovery, rows: np.ndarray, entries: pa.Tab
     return Markup(figure.to_html(config, full_html=False, div_id="map", post_script=script))
 
 
-def _clusters(
-    found: Discovery, entries: pa.Table, strips: list[tuple[np.ndarray, np.ndarray]]
-) -> Iterator[dict[str, Any]]:
-    """What the template shows of each cluster, the most important first."""
+def _clusters(found: Discovery, entries: pa.Table, strips: list[Strips]) -> Iterator[dict[str, Any]]:
+    """Yield what the template shows of each cluster, the most important first."""
     colour, neighbours = colours(found), found.neighbours
     for k in by_importance(found, found.assignment):
         is_mine, name = found.assignment == k, found.names[k]
@@ -107,6 +102,6 @@ def _clusters(
 
 
 def _pictures(found: Discovery, entries: pa.Table, rows: np.ndarray) -> list[tuple[Entry, str]]:
-    items = entries.select(["id", "path", "label"]).take(rows).to_pylist()
     texts = ["labelled" if found.is_labelled[row] else f"{found.confidence[row]:.2f}" for row in rows]
+    items = entries.select(["id", "path", "label"]).take(rows).to_pylist()
     return [(Entry(**item), text) for item, text in zip(items, texts, strict=True)]

@@ -14,13 +14,10 @@ from combemb.system.files import write_atomically
 from combemb.system.progress import Display
 
 TEMPLATES = Environment(
-    loader=PackageLoader("combemb.explorer"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
+    loader=PackageLoader("combemb.explorer"), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
 )
+TEMPLATES.trim_blocks = TEMPLATES.lstrip_blocks = True
+TEMPLATES.globals["Path"] = Path
 
 
 def write_page(
@@ -40,9 +37,9 @@ def write_page(
         parts = TEMPLATES.get_template(template).generate(thumbnails=thumbnails, jpeg_of=jpeg_of, **shown)
         with (
             Display("drawing", n_pictures, "pictures", progress) as display,
-            temporary.open("w", encoding="utf-8") as f,
+            temporary.open("w", encoding="utf-8") as file,
         ):
-            f.writelines(parts)
+            file.writelines(parts)
 
     write_atomically(Path(path), write)
 
@@ -56,9 +53,4 @@ def breakable(name: str) -> Markup:
     return Markup(re.sub(r"([_/\\-])", r"\1<wbr>", str(escape(name))))
 
 
-TEMPLATES.filters |= {
-    "breakable": breakable,
-    "comma_separated": lambda label: label.replace(BETWEEN, ", "),
-    "file_name": lambda path: Path(path).name,
-    "uri": lambda path: Path(path).as_uri(),
-}
+TEMPLATES.filters |= {"breakable": breakable, "comma_separated": lambda label: label.replace(BETWEEN, ", ")}

@@ -15,10 +15,7 @@ CACHE_SIZE = 4_096  # thumbnails; one item may be found by many queries
 
 
 class Thumbnails:
-    """The pictures of one page, at most `side` pixels high and wide.
-
-    `folder` contains all files of `paths`; it is "" if there is none below the root.
-    """
+    """The pictures of one page, at most `side` pixels high and wide; `folder` contains all `paths`, "" for the root."""
 
     def __init__(self, side: int, paths: Iterable[str | None]):
         folders = {str(Path(path).parent) for path in paths if path is not None}
