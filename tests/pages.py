@@ -8,6 +8,15 @@ from pathlib import Path
 from PIL import Image
 
 VOID = {"meta", "img", "wbr"}
+HOSTILE = [  # names that would be markup, code or a template if they were not escaped
+    "<b>bold</b>",
+    "a\"b'c&amp;&lt;",
+    "{{ 7*7 }}{% raw %}{# x #}",
+    "</script><script>alert(1)</script>",
+    '" onerror="alert(1)" x="',
+    "</title></style></section><!--",
+    "%{x}_{plot_id}-\\u003c$é",
+]
 
 
 class Page(HTMLParser):
@@ -34,7 +43,8 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        """What is to be read, with white space as a browser shows it."""
+        return " ".join("".join(self.texts).split())
 
     def all(self, tag: str) -> list[dict]:
         return [attributes for name, attributes in self.elements if name == tag]

@@ -1,11 +1,11 @@
-"""The map of a discovery: items on a plane, near ones beside each other, in the colours of their clusters."""
+"""The map of a discovery: similar items are near each other, in the colours of their clusters."""
 
 import colorsys
+import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openTSNE
@@ -13,52 +13,70 @@ import plotly.graph_objects as go
 import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 from sklearn.decomposition import PCA
-from torch import Tensor
 
 from combemb.data.embeddings import as_array, check_finite
 from combemb.discovery.result import Discovery
+from combemb.explorer.pages import TEMPLATES
+from combemb.system.arrays import Array
 from combemb.system.files import write_atomically
 from combemb.system.progress import Display
 
-MOST_ITEMS, FEWEST_ITEMS = 20_000, 12  # on a map; fitted by t-SNE
-N_FEATURES = 50  # principal components, in which neighbours are sought
-PERPLEXITY = 30.0
-STEPS, STEPS_SHOWN = (250, 500), 10  # with and without exaggeration; between two changes of the display
-GRID_ITEMS = 4_000  # from which on forces are found faster on a grid than by a tree
-COARSE_TREE, COARSE_GRID = 0.8, 2.0  # twice as fast as openTSNE's own 0.5 and 1, with a loss 2 % larger
-GOLDEN = 0.618034  # of the circle of hues lies between two clusters
-LONGEST_NAME = 24  # in letters, on the map
-LETTER, LINE = 0.015, 0.05  # of the interactive map's side: the room that names are given there
-SHIFTS = [(0, 0), *((x, y) for y in (1.1, -1.1, 2.2, -2.2) for x in (0, 0.5, -0.5)), (1.1, 0), (-1.1, 0)]  # of a name
+MAX_ITEMS = 20_000  # of more, a sample is on the map
+MAX_PCA_ITEMS = 12  # so few have too few neighbours for t-SNE
+N_COMPONENTS = 50  # principal components, in which neighbours are searched
+STEPS = (250, 500)  # with and without exaggeration
+STEPS_PER_UPDATE = 10  # of the progress display
+MIN_GRID_ITEMS = 4_000  # from here on forces are computed faster on a grid than by a tree
+TREE_THETA, GRID_INTERVAL = 0.8, 2.0  # twice as fast as openTSNE's own 0.5 and 1, with a loss 2 % larger
+HUE_STEP = 0.618034  # golden section of the colour circle: neighbouring clusters differ
+MAX_NAME_LENGTH = 24  # letters; longer names end in an ellipsis
+LETTER_WIDTH, LINE_HEIGHT = 0.015, 0.05  # of a name on the interactive map, relative to the map's side
+NAME_SHIFTS = [(0, 0), *((x, y) for y in (1.1, -1.1, 2.2, -2.2) for x in (0, 0.5, -0.5)), (1.1, 0), (-1.1, 0)]
 
 
-def map_of(z: Tensor | np.ndarray, seed: int = 0, progress: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Places (n, 2) float32 of items z (N, D) by t-SNE, and their rows (n,): all, or 20,000 drawn by the seed.
+def map_of(z: Array, seed: int = 0, progress: bool | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Place items on a plane by t-SNE, similar ones near each other.
 
-    Up to a dozen items, or items that are all alike, lie on their first two principal components instead: t-SNE needs
-    more neighbours. The same items and seed give the same map on one machine.
+    A dozen items or fewer, or items that are all alike, are placed by their first two principal components instead.
+    The same items and seed give the same map on one machine.
+
+    Parameters
+    ----------
+    z : array or tensor of shape (N, D)
+        Embeddings.
+    seed : int, default=0
+        Seed of t-SNE, and of the sample if there are more than 20,000 items.
+    progress : bool or None, default=None
+        Whether to show progress; None shows it on a terminal only.
+
+    Returns
+    -------
+    places : float32 array of shape (n, 2)
+    rows : array of shape (n,)
+        Rows of z that are on the map.
     """
     items = as_array(z)
     if items.ndim != 2:
         raise ValueError(f"z has shape {items.shape}; give one embedding per item, (N, D)")
     rows = np.arange(len(items))
-    if len(items) > MOST_ITEMS:
-        rows = np.sort(np.random.default_rng(seed).choice(len(items), MOST_ITEMS, replace=False))
+    if len(items) > MAX_ITEMS:
+        rows = np.sort(np.random.default_rng(seed).choice(len(items), MAX_ITEMS, replace=False))
     x = np.asarray(items[rows], dtype=np.float32)
     check_finite(x, allow_constant=True)
     x = _components(x, seed)
-    is_enough = len(x) > FEWEST_ITEMS and x[:, 0].std() > 0
+    is_enough = len(x) > MAX_PCA_ITEMS and x[:, 0].std() > 0
     return (_fitted(x, seed, progress) if is_enough else x[:, :2]).astype(np.float32), rows
 
 
 def _components(x: np.ndarray, seed: int) -> np.ndarray:
-    """Principal components (n, d), 2 <= d <= 50; zeros where the items have no second one."""
+    """Return principal components (n, d), 2 <= d <= 50; zeros where the items have no second one."""
     is_varied = bool(np.ptp(x, axis=0).any())
-    x = PCA(min(N_FEATURES, *x.shape), random_state=seed).fit_transform(x) if is_varied else np.zeros((len(x), 1))
+    x = PCA(min(N_COMPONENTS, *x.shape), random_state=seed).fit_transform(x) if is_varied else np.zeros((len(x), 1))
     return np.pad(x.astype(np.float64), [(0, 0), (0, max(0, 2 - x.shape[1]))])
 
 
@@ -66,16 +84,16 @@ def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> np.ndarray:
     start = x[:, :2] / x[:, 0].std() + 0.01 * np.random.default_rng(seed).normal(size=(len(x), 2))
     with Display("drawing the map", sum(STEPS), "steps", progress) as display:
         embedding = openTSNE.TSNE(
-            perplexity=min(PERPLEXITY, (len(x) - 1) / 3),
+            perplexity=min(30.0, (len(x) - 1) / 3),
             neighbors="exact",  # affordable for so few
             initialization=1e-4 * start,
             early_exaggeration_iter=STEPS[0],
             n_iter=STEPS[1],
-            negative_gradient_method="fft" if len(x) >= GRID_ITEMS else "bh",
-            theta=COARSE_TREE,
-            ints_in_interval=COARSE_GRID,
-            callbacks=lambda *_: display.advance(STEPS_SHOWN),
-            callbacks_every_iters=STEPS_SHOWN,
+            negative_gradient_method="fft" if len(x) >= MIN_GRID_ITEMS else "bh",
+            theta=TREE_THETA,
+            ints_in_interval=GRID_INTERVAL,
+            callbacks=lambda *_: display.advance(STEPS_PER_UPDATE),
+            callbacks_every_iters=STEPS_PER_UPDATE,
             n_jobs=torch.get_num_threads(),
             random_state=seed,
         ).fit(x)
@@ -83,22 +101,35 @@ def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> np.ndarray:
 
 
 def colours(found: Discovery) -> np.ndarray:
-    """(K,) str: a colour for each cluster as #rrggbb, muted for seen classes and strong for novel ones."""
-    muted = [(i * GOLDEN % 1, 0.68, 0.25) for i in range(found.n_seen)]
-    strong = [((0.02 + i * GOLDEN) % 1, (0.42, 0.55)[i % 2], 0.85) for i in range(found.n_novel)]
-    parts = np.array([colorsys.hls_to_rgb(*parts) for parts in muted + strong])
-    return np.array(["#{:02x}{:02x}{:02x}".format(*rgb) for rgb in np.rint(255 * parts).astype(int)])
+    """Return a colour for each cluster, (K,) as #rrggbb: muted for seen classes, strong for novel ones."""
+    muted = [(i * HUE_STEP % 1, 0.68, 0.25) for i in range(found.n_seen)]
+    strong = [((0.02 + i * HUE_STEP) % 1, (0.42, 0.55)[i % 2], 0.85) for i in range(found.n_novel)]
+    return np.array([to_hex(colorsys.hls_to_rgb(*parts)) for parts in muted + strong])
+
+
+def by_importance(found: Discovery, assigned: np.ndarray) -> list[int]:
+    """Order clusters: novel ones first, then by how many items are assigned to them."""
+    counts = np.bincount(assigned, minlength=len(found.names))
+    return [int(k) for k in np.lexsort((-counts, np.arange(len(counts)) < found.n_seen))]
 
 
 def write_map_png(path: str | Path, places: np.ndarray, found: Discovery, rows: np.ndarray) -> None:
-    """Draw a map to a PNG file, with each cluster's name at the median of its places, or near it.
+    """Draw a map to a PNG file, with the name of each cluster at the median of its places or near it.
 
-    Names that find no room beside others are left out and counted: those of novel and of large clusters come first.
+    Names that would hide those of more important clusters are left out and counted.
+
+    Parameters
+    ----------
+    path : str or Path
+        File to write; an old one is replaced in one step.
+    places, rows : arrays of shape (n, 2) and (n,)
+        What `map_of` returns.
+    found : Discovery
+        Clusters of the items.
     """
     n_clusters, assigned = len(found.names), found.assignment[rows]
     side = float(np.clip(6.5 + n_clusters / 20, 7, 15))  # inches
-    figure = Figure(figsize=(1.3 * side, side), dpi=120)
-    FigureCanvasAgg(figure)  # measures names
+    figure = FigureCanvasAgg(Figure(figsize=(1.3 * side, side), dpi=120)).figure  # this canvas measures names
     axes = figure.add_axes((0.01, 0.01, 0.98, 0.94))
     axes.set_axis_off()
     axes.margins(0.02)
@@ -110,19 +141,15 @@ def write_map_png(path: str | Path, places: np.ndarray, found: Discovery, rows: 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing", UserWarning)  # no font has every letter: a box is drawn
         n_left_out = _write_names(axes, places, found, assigned, fontsize=9.5 if n_clusters <= 40 else 8)
-        left_out = f"; {n_left_out} without a name for want of room" if n_left_out else ""
-        axes.set_title(f"{_counts(found, len(rows))}{left_out}", fontsize=11, color="#555555", loc="left")
+        left_out = f"; {n_left_out} without a name for lack of room" if n_left_out else ""
+        items = f"{len(found):,}" if len(found) == len(rows) else f"{len(rows):,} of {len(found):,}"
+        colouring = f"{found.n_novel} novel classes in strong colours, {found.n_seen} seen ones in muted colours"
+        axes.set_title(f"{items} items; {colouring}{left_out}", fontsize=11, color="#555555", loc="left")
         write_atomically(Path(path), lambda temporary: figure.savefig(temporary, format="png"))
 
 
-def _counts(found: Discovery, n_shown: int) -> str:
-    n_items = len(found.assignment)
-    items = f"{n_items:,}" if n_items == n_shown else f"{n_shown:,} of {n_items:,}"
-    return f"{items} items; {found.n_novel} novel classes in strong colours, {found.n_seen} seen ones in muted colours"
-
-
 def _write_names(axes: Axes, places: np.ndarray, found: Discovery, assigned: np.ndarray, fontsize: float) -> int:
-    """Write names where they hide no other, the most important first; returns how many found no room."""
+    """Write names where they hide no other, the most important first; return how many are left out."""
     taken: list[Bbox] = []
     middles = _middles(places, found, assigned)
     for k, (x, y) in middles.items():
@@ -130,7 +157,7 @@ def _write_names(axes: Axes, places: np.ndarray, found: Discovery, assigned: np.
         text.set(parse_math=False, path_effects=[withStroke(linewidth=2.5, foreground="white", alpha=0.85)])
         text.set(color="#111111", weight="bold") if k >= found.n_seen else text.set(color="#666666")
         box = text.get_window_extent()
-        candidates = (box.translated(x * box.width, y * box.height) for x, y in SHIFTS)
+        candidates = (box.translated(x * box.width, y * box.height) for x, y in NAME_SHIFTS)
         room = next((place for place in candidates if not place.count_overlaps(taken)), None)
         if room is None:
             text.remove()
@@ -144,24 +171,34 @@ def _write_names(axes: Axes, places: np.ndarray, found: Discovery, assigned: np.
 
 
 def _middles(places: np.ndarray, found: Discovery, assigned: np.ndarray) -> dict[int, np.ndarray]:
-    """The median place of each cluster that is on the map; novel ones first, then by size."""
-    counts = np.bincount(assigned, minlength=len(found.names))
-    order = np.lexsort((-counts, np.arange(len(counts)) < found.n_seen))
-    return {k: np.median(places[assigned == k], axis=0) for k in order.tolist() if counts[k]}
+    """Return the median place of each cluster that is on the map, the most important first."""
+    return {k: np.median(places[its], axis=0) for k in by_importance(found, assigned) if (its := assigned == k).any()}
 
 
-def _one_line(name: Any) -> str:
+def _one_line(name: object) -> str:
     text = " ".join(str(name).split())
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+    return text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"
 
 
 def map_figure(places: np.ndarray, found: Discovery, rows: np.ndarray, ids: Sequence[str]) -> go.Figure:
-    """The map to move about in: an item shows its id, its cluster and its confidence. ids (n,): of the rows.
+    """Draw an interactive map, on which an item shows its id, its cluster and its confidence.
 
-    Two traces of items, seen and novel, can be switched off, however many clusters there are; names that would hide
-    more important ones are left out. customdata of an item begins with the place of its cluster in `found.names`.
+    Parameters
+    ----------
+    places, rows : arrays of shape (n, 2) and (n,)
+        What `map_of` returns.
+    found : Discovery
+        Clusters of the items.
+    ids : sequence of str
+        Ids of the n items on the map.
+
+    Returns
+    -------
+    plotly.graph_objects.Figure
+        Two traces, of seen and of novel classes, and the names that do not hide those of more important clusters.
+        The customdata of an item begins with the index of its cluster.
     """
-    figure = go.Figure()
+    figure = go.Figure(layout=json.loads(TEMPLATES.get_template("map_layout.json").render()))
     assigned, colour = found.assignment[rows], colours(found)
     names = np.array([_markup(name) for name in found.names], dtype=object)
     certain = np.where(found.is_labelled[rows], "labelled", [f"confidence {c:.2f}" for c in found.confidence[rows]])
@@ -175,32 +212,23 @@ def map_figure(places: np.ndarray, found: Discovery, rows: np.ndarray, ids: Sequ
             unselected={"marker": {"opacity": 0.08}},
             hovertemplate="<b>%{customdata[2]}</b><br>%{customdata[1]}<br>%{customdata[3]}<extra></extra>",
         )
-    for name, (x, y), is_novel in _names_apart(places, found, assigned):
-        text = f"<b>{_markup(name)}</b>" if is_novel else _markup(name)
-        figure.add_annotation(x=x, y=y, text=text, showarrow=False)
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False, scaleanchor="x")
-    figure.update_layout(
-        **{"template": "none", "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"},
-        **{"margin": dict.fromkeys("lrtb", 0), "dragmode": "pan", "hovermode": "closest"},
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#999999", "activecolor": "#555555"},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-    )
+    _annotate(figure, places, found, assigned)
     return figure
 
 
-def _names_apart(places: np.ndarray, found: Discovery, assigned: np.ndarray) -> Iterator[tuple[str, np.ndarray, bool]]:
-    """Names with their places, the most important first, each far enough from those before it to be read."""
+def _annotate(figure: go.Figure, places: np.ndarray, found: Discovery, assigned: np.ndarray) -> None:
+    """Write names on the interactive map, the most important first, each far enough from those before it to be read."""
     side = max(float(np.ptp(places, axis=0).max()), 1e-9)
     written: list[tuple[int, np.ndarray]] = []
     for k, middle in _middles(places, found, assigned).items():
         name = _one_line(found.names[k])
-        away = [(np.abs(middle - other) / side, (len(name) + n) / 2 * LETTER) for n, other in written]
-        if all(x > width or y > LINE for (x, y), width in away):
+        away = [(np.abs(middle - other) / side, (len(name) + n) / 2 * LETTER_WIDTH) for n, other in written]
+        if all(x > width or y > LINE_HEIGHT for (x, y), width in away):
             written.append((len(name), middle))
-            yield name, middle, k >= found.n_seen
+            text = f"<b>{_markup(name)}</b>" if k >= found.n_seen else _markup(name)
+            figure.add_annotation(x=middle[0], y=middle[1], text=text, showarrow=False)
 
 
-def _markup(name: Any) -> str:
-    """A name as plotly's markup, which knows these three entities and takes any other tag or quote as it is."""
+def _markup(name: object) -> str:
+    """Return a name as plotly's markup, which knows three entities and takes quotes as they are."""
     return escape(str(name), quote=False)

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from combemb.collection.indexed import Entry, Found, Hit
-from combemb.explorer.contact_sheet import SIDE, write_contact_sheet
-from tests.pages import Page
+from combemb.explorer.contact_sheet import THUMBNAIL_SIDE, write_contact_sheet
+from combemb.system import progress
+from tests.pages import HOSTILE, Page
 from tests.pictures import PIXELS, write_folder
 
 
@@ -36,12 +37,11 @@ def test_queries_and_hits_stand_in_order_with_rank_score_label_and_path(photos: 
     shown = page(
         tmp_path / "page.html", Found(entry(photos / "ant/0.png", "ant"), hits), Found(entry(photos / "bee/2.png"), [])
     )
-    words = [line.strip() for line in shown.text.splitlines() if line]
-    assert words == [
-        *("Search in runs/photos", "Search in runs/photos", "72 entries", f"Paths are below {photos}/"),
-        *("Query", "ant ant/0.png", "2 hits, best first", "13.250 bee bee/2.png", "22.500 ✓ ant ant/1.png"),
-        *("Query", "bee/2.png", "no hits"),
-    ]
+    assert shown.text == (
+        f"Search in runs/photos Search in runs/photos 72 entries Paths are below {photos}/ "
+        "Query ant ant/0.png 2 hits, best first 13.250 bee bee/2.png 22.500 ✓ ant ant/1.png "
+        "Query bee/2.png no hits"
+    )
     colours = [np.asarray(thumbnail).mean(axis=(0, 1)) for thumbnail in shown.thumbnails()]
     np.testing.assert_allclose(colours, PIXELS[[0, 2, 1, 2]].mean(axis=(1, 2)), atol=3)
 
@@ -51,7 +51,8 @@ def test_thumbnails_are_small_and_keep_their_shape(tmp_path: Path):
         Image.new("RGB", size, "green").save(tmp_path / name)
     hits = [hit(tmp_path / "wide.jpg"), hit(tmp_path / "tall.png")]
     shown = page(tmp_path / "page.html", Found(entry(tmp_path / "tiny.png"), hits))
-    assert [thumbnail.size for thumbnail in shown.thumbnails()] == [(20, 10), (SIDE, SIDE // 2), (SIDE // 3, SIDE)]
+    side = THUMBNAIL_SIDE
+    assert [thumbnail.size for thumbnail in shown.thumbnails()] == [(20, 10), (side, side // 2), (side // 3, side)]
     assert {thumbnail.format for thumbnail in shown.thumbnails()} == {"JPEG"}
 
 
@@ -76,6 +77,25 @@ def test_names_are_text_whatever_they_hold(tmp_path: Path):
     assert "<script>alert(1)</script>, x&y" in shown.text
     assert [attributes["alt"] for attributes in shown.all("img")] == [str(tmp_path / name)]
     assert str(tmp_path / name) in [attributes["title"] for attributes in shown.all("span") if "title" in attributes]
+    assert [attributes["href"] for attributes in shown.all("a")] == [(tmp_path / name).as_uri()]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_change_nothing_but_texts(tmp_path: Path, name: str):
+    array = tmp_path / "pixels.npy"
+    np.save(array, PIXELS[:1])
+
+    def sheet(name: str) -> Page:
+        hits = [Hit(id=f"{name}#0", path=str(array), label=name, score=1.0), Hit(id=name, score=0.5)]
+        write_contact_sheet(tmp_path / "page.html", [Found(Entry(name, label=name), hits)], name, name)
+        return Page(tmp_path / "page.html")
+
+    plain, hostile = sheet("plain"), sheet(name)
+    assert hostile.text == plain.text.replace("plain", name)
+    assert hostile.text.count(name) == 3 + 3 + 2 + 2  # title, heading, about; query; hits
+    attributes = [dict(shown) for tag, shown in plain.elements if tag != "wbr"]
+    expected = [{key: value.replace("plain", name) for key, value in shown.items()} for shown in attributes]
+    assert [shown for tag, shown in hostile.elements if tag != "wbr"] == expected
 
 
 def test_what_cannot_be_shown_is_a_box_with_its_name(photos: Path, tmp_path: Path):
@@ -120,6 +140,16 @@ def test_a_label_that_the_query_has_too_is_marked(
     shown = page(tmp_path / "page.html", Found(Entry("q", label=asked), [Hit(id="h", label=label, score=1.0)]))
     assert ("✓" in shown.text) == is_marked
     assert shown.text.count("no label") == (label is None)
+
+
+def test_pictures_are_counted_while_the_page_is_written(photos: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    results = [Found(entry(photos / "ant/0.png"), [hit(photos / "bee/2.png")])] * 2
+    write_contact_sheet(tmp_path / "page.html", results, "title", progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("%")[0] for line in lines] == [f"drawing {share:>3}" for share in (25, 50, 75, 100)]
+    write_contact_sheet(tmp_path / "page.html", results, "title", progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_page_that_fails_leaves_the_old_one(photos: Path, tmp_path: Path):

@@ -36,7 +36,7 @@ def test_items_of_a_cluster_lie_together():
 
 @pytest.mark.parametrize("grid_items", [1_000, 10], ids=["tree", "grid"])
 def test_a_map_depends_on_the_items_and_the_seed_alone(monkeypatch, few_steps, grid_items):
-    monkeypatch.setattr(discovery_map, "GRID_ITEMS", grid_items)
+    monkeypatch.setattr(discovery_map, "MIN_GRID_ITEMS", grid_items)
     z = found_in(["ant", "bee"], 2, per_class=10)[0]
     places = map_of(z)[0]
     np.testing.assert_array_equal(map_of(torch.from_numpy(z))[0], places)
@@ -73,7 +73,7 @@ def test_equal_items_do_no_harm(few_steps):
 
 
 def test_of_many_items_some_are_drawn(monkeypatch, few_steps):
-    monkeypatch.setattr(discovery_map, "MOST_ITEMS", 20)
+    monkeypatch.setattr(discovery_map, "MAX_ITEMS", 20)
     z = found_in(["ant", "bee"], 2, per_class=10)[0]
     places, rows = map_of(z)
     assert len(np.unique(rows)) == 20

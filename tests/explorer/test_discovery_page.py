@@ -1,8 +1,10 @@
 """The page of a discovery: what a browser is given, and that it needs nothing else."""
 
+import json
 import re
 from collections import defaultdict
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from PIL import Image
 from combemb.discovery.result import Discovery
 from combemb.explorer.discovery_page import write_discovery_page
 from tests.discoveries import found_in
-from tests.pages import Page
+from tests.pages import HOSTILE, Page
 from tests.pictures import PIXELS
 
 SCRIPT = "<script>alert(1)</script>"
@@ -81,12 +83,12 @@ def test_clusters_stand_novel_ones_first_with_what_is_known_of_them(tmp_path: Pa
     page = written(tmp_path / "page.html", found, plain(found), title="My photos")
     assert list(page.sections) == ["cluster-3", "cluster-4", "cluster-0", "cluster-1", "cluster-2"]
     counts = "29 items, 9 of them labelled, in 3 seen classes and 2 novel classes (between 1 and 4); 11 items in novel"
-    assert page.text.strip().startswith("My photos")
+    assert page.text.startswith("My photos")
     assert counts in page.text
     means = [f"{confidence[(found.assignment == k) & ~found.is_labelled].mean():.2f}" for k in range(5)]
     near = found.neighbours["novel-2"]
-    assert page.facts("cluster-4") == f"novel-2 items5mean confidence{means[4]}nearest seen class{near}"
-    assert page.facts("cluster-0") == f"ant items6labelled3purity100%mean confidence{means[0]}"
+    assert page.facts("cluster-4") == f"novel-2 items5 mean confidence{means[4]} nearest seen class{near}"
+    assert page.facts("cluster-0") == f"ant items6 labelled3 purity100% mean confidence{means[0]}"
 
 
 def test_seen_classes_are_ordered_by_size(tmp_path: Path):
@@ -104,8 +106,8 @@ def test_purity_is_the_share_of_the_commonest_label(tmp_path: Path):
     entries = plain(found)
     labels = pa.array([*["ant", "wasp", "ant", None, None, None], *["gnu"] * 6, *[None] * 6], pa.large_string())
     page = written(tmp_path / "page.html", found, entries.set_column(2, "label", labels))
-    assert "purity67%mean" in page.facts("cluster-0")
-    assert "purity100% gnumean" in page.facts("cluster-1")
+    assert "purity67% mean" in page.facts("cluster-0")
+    assert "purity100% gnu mean" in page.facts("cluster-1")
     assert "purity" not in page.facts("cluster-2")
 
 
@@ -114,8 +116,8 @@ def test_purity_counts_labelled_items_where_they_lie(tmp_path: Path):
     bee = np.flatnonzero(found.is_labelled & (found.assignment == 1))[0]
     found = replace(found, nearest=np.where(np.arange(len(found)) == bee, 0, found.nearest))
     page = written(tmp_path / "page.html", found, plain(found))
-    assert "purity75%mean" in page.facts("cluster-0")  # three ants and that bee
-    assert "purity100%mean" in page.facts("cluster-1")
+    assert "purity75% mean" in page.facts("cluster-0")  # three ants and that bee
+    assert "purity100% mean" in page.facts("cluster-1")
 
 
 @pytest.mark.parametrize("per_class", [6, 30])
@@ -225,6 +227,42 @@ def test_names_are_text_whatever_they_hold(tmp_path: Path):
     assert sorted(names) == sorted(map(str, found.names))
     assert "<script" not in page.script.split("Plotly.newPlot(")[1]
     assert "onerror=alert(0)" in page.script
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_change_nothing_but_texts(tmp_path: Path, name: str):
+    array = tmp_path / "pixels.npy"
+    np.save(array, PIXELS[:24])
+
+    def page_of(name: str) -> Clusters:
+        z, found = found_in([name], 2)
+        ids = [f"{name}#{row}" for row in range(len(z))]
+        entries = entries_of(found, ids, [str(array) if row % 2 else None for row in range(len(z))])
+        return written(tmp_path / "page.html", found, entries, z[:, :2], title=name)
+
+    plain, hostile = page_of("plain"), page_of(name)
+    assert hostile.text == plain.text.replace("plain", name)
+    attributes = [dict(shown) for tag, shown in plain.elements if tag != "wbr"]
+    expected = [{key: (value or "").replace("plain", name) for key, value in shown.items()} for shown in attributes]
+    assert [{key: value or "" for key, value in shown.items()} for tag, shown in hostile.elements if tag != "wbr"] == (
+        expected
+    )
+    assert len(hostile.all("script")) == 3
+    markup = escape(name, quote=False)  # as plotly reads it
+    traces, layout = figure_of(hostile)
+    about = [item for trace in traces for item in trace["customdata"]]
+    assert sorted(item[1] for item in about) == sorted(f"{markup}#{row}" for row in range(len(about)))
+    assert {item[2] for item in about} == {markup, "novel-1", "novel-2"}
+    short = escape(name if len(name) <= 24 else f"{name[:23]}…", quote=False)
+    assert short in [annotation["text"] for annotation in layout["annotations"]]
+
+
+def figure_of(page: Clusters) -> tuple[list[dict], dict]:
+    """Traces and layout of the map, as a browser reads them from the script."""
+    text = page.script.split("Plotly.newPlot(")[1]
+    decoder = json.JSONDecoder()
+    traces, end = decoder.raw_decode(text, text.index("["))
+    return traces, decoder.raw_decode(text, text.index("{", end))[0]
 
 
 @pytest.mark.filterwarnings("ignore::combemb.discovery.discovering.NothingToDiscover")
