@@ -1,6 +1,7 @@
 """How well clusters agree with hidden classes, for seen and novel ones apart, and how well scores tell novel items."""
 
 import math
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 import torch
+
+from combemb.system.arrays import to_numpy
 
 METRICS = ("acc_joint", "acc_split", "acc_paper", "nmi", "ari")
 NOISE = -1
@@ -70,36 +73,31 @@ def agreement(clusters: Any, targets: Any, is_novel: Any) -> Agreement:
     nmi         0.231   1.000   0.000
     ari         0.000   1.000   0.000
     """
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # noqa: PLC0415 - as below
+
     novel = _read_mask(is_novel)
-    cluster, cluster_ids = _numbered(clusters, "clusters", len(novel))
+    cluster, _ = _numbered(clusters, "clusters", len(novel))
     target, classes = _numbered(targets, "targets", len(novel))
     n_missing = int((target == NOISE).sum())
     if n_missing > 0:
         raise ValueError(f"{n_missing} of {len(target)} targets are missing (None or -1); drop these items")
-    is_novel_class = _novel_classes(target, novel, classes)
-
-    # Items by cluster and class; the last row, where the -1 of `cluster` points, is noise.
-    table = np.zeros((len(cluster_ids) + 1, len(classes)), dtype=np.int64)
-    np.add.at(table, (cluster, target), 1)
-    n_right = _n_right(table[:-1], ~is_novel_class)
-    n_right_apart = np.zeros_like(n_right)
-    for of in (~is_novel_class, is_novel_class):
-        n_right_apart[of] = _n_right(table[:-1, of])
+    _require_whole_classes(target, novel, classes)
+    is_right = _is_right(cluster, target, ~novel)
+    is_right_apart = np.empty_like(is_right)
+    for part in (novel, ~novel):
+        is_right_apart[part] = _is_right(cluster[part], target[part])
 
     def parts(metric: Callable[[np.ndarray], float]) -> Parts:
-        subsets = (np.full(len(classes), True), ~is_novel_class, is_novel_class)
-        return Parts(*(metric(of) if of.any() else math.nan for of in subsets))
+        return Parts(*(float(metric(of)) if of.any() else math.nan for of in (novel | True, ~novel, novel)))
 
-    acc_joint = parts(lambda of: int(n_right[of].sum()) / int(table[:, of].sum()))
-    acc_split = parts(lambda of: int(n_right_apart[of].sum()) / int(table[:, of].sum()))
-    return Agreement(
-        acc_joint=acc_joint,
-        acc_split=acc_split,
-        acc_paper=acc_split._replace(all=acc_joint.all),
-        nmi=parts(lambda of: _nmi(table[:, of])),
-        ari=parts(lambda of: _ari(table[:, of])),
-        n_items=Parts(len(novel), int((~novel).sum()), int(novel.sum())),
-    )
+    acc_joint = parts(lambda of: is_right[of].mean())
+    acc_split = parts(lambda of: is_right_apart[of].mean())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # some versions warn if most classes or clusters have one item
+        nmi = parts(lambda of: min(normalized_mutual_info_score(target[of], cluster[of]), 1.0))  # not 1 + 1e-16
+        ari = parts(lambda of: adjusted_rand_score(target[of], cluster[of]))
+    n_items = Parts(len(novel), int((~novel).sum()), int(novel.sum()))
+    return Agreement(acc_joint, acc_split, acc_split._replace(all=acc_joint.all), nmi, ari, n_items)
 
 
 def novelty_auroc(scores: Any, is_novel: Any) -> float:
@@ -107,8 +105,10 @@ def novelty_auroc(scores: Any, is_novel: Any) -> float:
 
     scores (N,), higher = more likely novel; is_novel (N,) bool. NaN when all items are novel or all are seen.
     """
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - would cost every start of a fit a second
+
     novel = _read_mask(is_novel)
-    score = _to_array(scores)
+    score = to_numpy(scores)
     if score.shape != novel.shape or score.dtype.kind not in "iuf":
         raise ValueError(
             f"scores have shape {score.shape} and dtype {score.dtype} for {len(novel)} items; give one number per item"
@@ -116,60 +116,27 @@ def novelty_auroc(scores: Any, is_novel: Any) -> float:
     n_nan = int(np.isnan(score).sum())
     if n_nan > 0:
         raise ValueError(f"{n_nan} of {len(score)} scores are NaN, which have no rank; drop or repair these items")
-    distinct, place = np.unique(score, return_inverse=True)
-    n_novel, n_seen = (np.bincount(place[of], minlength=len(distinct)) for of in (novel, ~novel))
-    n_pairs = int(n_novel.sum()) * int(n_seen.sum())
-    twice_won = n_novel @ (2 * np.cumsum(n_seen) - n_seen)  # a score beats all seen ones below it, and half of its own
-    return int(twice_won) / (2 * n_pairs) if n_pairs else math.nan
+    if novel.all() or not novel.any():
+        return math.nan
+    _, ranks = np.unique(score, return_inverse=True)  # scikit-learn refuses infinite scores
+    return float(roc_auc_score(novel, ranks))
 
 
-def _n_right(table: np.ndarray, is_favoured: np.ndarray | bool = False) -> np.ndarray:
-    """(classes,) items of each class in the cluster matched to it.
+def _is_right(cluster: np.ndarray, target: np.ndarray, is_favoured: np.ndarray | bool = False) -> np.ndarray:
+    """(N,) bool: items whose cluster is matched to their class; noise never is.
 
-    table (clusters, classes); is_favoured (classes,) bool. The matching has the most right items, and among such
-    matchings the most right items of favoured classes; its weights are exact in float64 below 90 million items.
+    The matching has the most right items, and among such matchings the most right items that are favoured; its weights
+    are exact in float64 below 90 million items.
     """
-    rows, columns = scipy.optimize.linear_sum_assignment(table * (table.sum() + 1) + table * is_favoured, maximize=True)
-    n_right = np.zeros(table.shape[1], dtype=np.int64)
-    n_right[columns] = table[rows, columns]
-    return n_right
-
-
-def _nmi(table: np.ndarray) -> float:
-    """2·I / (H(clusters) + H(classes)) with I = H(clusters) + H(classes) - H(both); 1 for one cluster and one class."""
-    both = _entropy(table.sum(axis=0)) + _entropy(table.sum(axis=1))
-    return min(max(2 * (both - _entropy(table.ravel())) / both, 0.0), 1.0) if both > 0 else 1.0
-
-
-def _entropy(counts: np.ndarray) -> float:
-    share = counts[counts > 0] / counts.sum()
-    return math.fsum(-share * np.log(share))
-
-
-def _ari(table: np.ndarray) -> float:
-    """Hubert and Arabie's index: pairs of items together in both, against the number expected by chance.
-
-    (T - AB/P) / ((A + B)/2 - AB/P) of P pairs, A in one cluster, B in one class, T in both; in exact integers.
-    """
-    T, A, B = (_n_pairs(counts) for counts in (table, table.sum(axis=1), table.sum(axis=0)))
-    P = _n_pairs(table.sum())
-    at_most = (A + B) * P - 2 * A * B
-    return 2 * (T * P - A * B) / at_most if at_most > 0 else 1.0
-
-
-def _n_pairs(counts: np.ndarray) -> int:
-    return int((counts * (counts - 1) // 2).sum())
-
-
-def _to_array(values: Any) -> np.ndarray:
-    if isinstance(values, torch.Tensor):
-        on_cpu = values.detach().cpu()
-        return np.asarray((on_cpu.double() if on_cpu.is_floating_point() else on_cpu).numpy())  # numpy has no bfloat16
-    return np.asarray(values)
+    weights = np.zeros((cluster.max(initial=NOISE) + 2, target.max(initial=0) + 1), np.int64)  # the last row is noise
+    np.add.at(weights, (cluster, target), len(cluster) + 1 + np.asarray(is_favoured))
+    is_matched = np.zeros_like(weights, bool)
+    is_matched[scipy.optimize.linear_sum_assignment(weights[:-1], maximize=True)] = True
+    return np.asarray(is_matched[cluster, target])
 
 
 def _read_mask(is_novel: Any) -> np.ndarray:
-    mask = _to_array(is_novel)
+    mask = to_numpy(is_novel)
     if mask.ndim != 1 or mask.dtype != bool or len(mask) == 0:
         raise ValueError(
             f"is_novel has shape {mask.shape} and dtype {mask.dtype}; give (N,) bool of at least one item, True where "
@@ -181,7 +148,7 @@ def _read_mask(is_novel: Any) -> np.ndarray:
 def _numbered(values: Any, name: str, N: int) -> tuple[np.ndarray, list[Hashable]]:
     """Ids as numbers (N,) int64, -1 for None and -1, and the distinct ids in the order of their numbers."""
     if not isinstance(values, list | tuple):  # of a list [1, "a"] numpy would make two strings
-        array = _to_array(values)
+        array = to_numpy(values)
         if array.ndim != 1:
             raise ValueError(f"{name} have shape {array.shape}; give (N,), one id per item")
         values = array.tolist()
@@ -199,14 +166,12 @@ def _numbered(values: Any, name: str, N: int) -> tuple[np.ndarray, list[Hashable
     return np.array(numbers, dtype=np.int64), ids
 
 
-def _novel_classes(target: np.ndarray, novel: np.ndarray, classes: list[Hashable]) -> np.ndarray:
-    """(classes,) bool; a class is novel as a whole or not at all."""
-    n_items = np.bincount(target)
-    n_novel = np.bincount(target[novel], minlength=len(classes))
+def _require_whole_classes(target: np.ndarray, novel: np.ndarray, classes: list[Hashable]) -> None:
+    """A class is novel as a whole or not at all; raise a ValueError otherwise."""
+    n_items, n_novel = np.bincount(target), np.bincount(target[novel], minlength=len(classes))
     mixed = np.flatnonzero((n_novel > 0) & (n_novel < n_items))
     if len(mixed) > 0:
         raise ValueError(
             f"{n_novel[mixed[0]]} of {n_items[mixed[0]]} items of class {classes[mixed[0]]!r} are marked novel; "
             "a class is novel as a whole or not at all"
         )
-    return np.asarray(n_novel > 0)
