@@ -19,7 +19,7 @@ from combemb import methods
 from combemb.collection.indexed import listed, source_of
 from combemb.data.images import Images
 from combemb.data.labels import read_labels
-from combemb.discovery.class_number import check_estimator
+from combemb.discovery.class_number import check_count_by
 from combemb.discovery.result import Discovery
 from combemb.learning.image_input import Given
 from combemb.learning.run_folder import TABLE, TEXT, Run
@@ -61,7 +61,7 @@ def discover_in(
     *,
     labels: Any = None,
     n_novel: int | None = None,
-    estimator: str = "sizes",
+    count_by: str = "sizes",
     to_folders: Path | None = None,
     progress: bool | None = None,
 ) -> Discovered:
@@ -76,7 +76,7 @@ def discover_in(
     if to_folders:
         check_folders(to_folders, place, files)
     is_text = _are_texts(items.labels if labels is None else labels)
-    check_estimator(estimator, model.codebook if model.task != "discovery" else None)
+    check_count_by(count_by, model.codebook if model.task != "discovery" else None)
     given: Given = model.read(items, progress=progress) if isinstance(items, Images) else items
     if given.rows is not None:
         entries = entries.take(given.rows)
@@ -85,7 +85,7 @@ def discover_in(
     if source is None and labels is None and not model.was_fitted_with(known, run):
         warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
     z = model.embed(given, progress=progress)
-    found = model.discover(given, known, n_novel, estimator=estimator, z=z, progress=progress)
+    found = model.discover(given, known, n_novel, count_by=count_by, z=z, progress=progress)
     found.save(Run(run).discovery)
     return Discovered(run, found, entries, files, z.numpy(), given.broken)
 

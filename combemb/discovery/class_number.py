@@ -1,4 +1,4 @@
-"""How many novel classes there are: GCD's and DTC's estimators, and our own, which counts items by the seen classes."""
+"""Count the novel classes: by the sizes of seen classes, which is our own way, or as GCD or DTC do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -57,7 +57,7 @@ class Pile:
 
     @property
     def most_novel(self) -> int:
-        """The largest number of novel classes that GCD's and DTC's estimators try."""
+        """The largest number of novel classes that `by_accuracy` and `by_probes` try."""
         return min(3 * self.n_seen + 10, int((self.labels < 0).sum()) // 2, _n_apart(self.x, self.labels))
 
     def some(self, n: int) -> "Pile":
@@ -83,23 +83,22 @@ class Pile:
         return {"seed": self.seed, "n_iterations": 30, "progress": self.progress}
 
 
-def check_estimator(estimator: str, codebook: Codebook | None) -> None:
-    """ValueError unless there is such an estimator, and codes if it counts these."""
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator={estimator!r} is unknown; choose one of {', '.join(ESTIMATORS)}")
-    if estimator == "codes" and codebook is None:
-        raise ValueError("estimator='codes' counts codes, but there is no codebook; choose estimator='sizes'")
+def check_count_by(count_by: str, codebook: Codebook | None) -> None:
+    """Raise a ValueError unless count_by is one of `COUNTERS` and has what it counts."""
+    if count_by not in COUNTERS:
+        raise ValueError(f"count_by={count_by!r} is unknown; choose one of {', '.join(COUNTERS)}")
+    if count_by == "codes" and codebook is None:
+        raise ValueError("count_by='codes' counts codes, but there is no codebook; choose count_by='sizes'")
 
 
-def estimate_n_novel(pile: Pile, estimator: str = "sizes") -> ClassNumber:
-    """The number of novel classes by one of `ESTIMATORS`; without any label, by the silhouette."""
-    check_estimator(estimator, pile.codebook)
+def count_novel(pile: Pile, count_by: str = "sizes") -> ClassNumber:
+    """The number of novel classes by one of `COUNTERS`; without any label, by the silhouette."""
     if not (pile.labels < 0).any():
         return ClassNumber(0, 0, 0)
     if (pile.x == pile.x[0]).all():
         return ClassNumber(1, 1, 1) if pile.n_seen == 0 else ClassNumber(0, 0, 0)
     some = pile.some(MOST_ITEMS)
-    return ESTIMATORS[estimator](some) if some.n_seen > 0 else by_silhouette(some)
+    return COUNTERS[count_by](some) if some.n_seen > 0 else by_silhouette(some)
 
 
 def by_sizes(pile: Pile) -> ClassNumber:
@@ -192,7 +191,7 @@ def by_silhouette(pile: Pile) -> ClassNumber:
     return ClassNumber(best, min(near), max(near))
 
 
-ESTIMATORS: dict[str, Callable[[Pile], ClassNumber]] = {
+COUNTERS: dict[str, Callable[[Pile], ClassNumber]] = {
     "sizes": by_sizes,
     "codes": by_sizes_of_codes,
     "gcd": by_accuracy,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from combemb.data.labels import Labels, read_labels
-from combemb.discovery.class_number import ClassNumber, Pile, check_estimator, estimate_n_novel
+from combemb.discovery.class_number import ClassNumber, Pile, check_count_by, count_novel
 from combemb.discovery.kmeans import Array, Clustering, TooManyClusters, kmeans, read_points
 from combemb.discovery.points import Points
 from combemb.discovery.result import Discovery, free_names, in_blocks
@@ -29,7 +29,7 @@ def discover(
     labels: Any = None,
     n_novel: int | None = None,
     *,
-    estimator: str = "sizes",
+    count_by: str = "sizes",
     codebook: Codebook | None = None,
     features: Array | None = None,
     n_starts: int = 10,
@@ -39,7 +39,7 @@ def discover(
     """Put every item into a seen class or a novel one, and say how many novel ones there are.
 
     embeddings (N, D). labels (N,): ints with -1, or strings with None, where unlabelled; labelled items keep their
-    class. n_novel: the number of novel classes; estimated if left out, by `estimator`: "sizes", our own; "codes", the
+    class. n_novel: the number of novel classes; estimated if left out, by `count_by`: "sizes", our own; "codes", the
     same on codes, which needs the `codebook`; "gcd" or "dtc". features (N, F): of the same items before any training on
     these labels, such as those of a frozen backbone. Weighed by what the labels say matters they stand beside the
     embeddings, and they make the estimate better where classes overlap.
@@ -51,7 +51,7 @@ def discover(
     >>> found.predict([[0.0, 8.0], [1.0, 0.0]]).tolist()
     ['novel-1', 'cat']
     """
-    check_estimator(estimator, codebook)
+    check_count_by(count_by, codebook)
     z = _as_float32(read_points(embeddings, "embeddings"))
     read = read_labels(np.full(len(z), -1) if labels is None else labels, len(z))
     if read.is_multi:
@@ -62,7 +62,7 @@ def discover(
     if given is not None and len(given) != len(z):
         raise ValueError(f"there are {len(given)} features for {len(z)} embeddings; give one row per item")
     if n_novel is None:
-        number = estimate_n_novel(Pile(z, read.values, codebook, given, seed, progress), estimator)
+        number = count_novel(Pile(z, read.values, codebook, given, seed, progress), count_by)
     else:
         number = _given_number(n_novel, n_seen, n_unlabelled)
     points = Points.fit(z, given, read, seed)

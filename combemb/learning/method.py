@@ -16,7 +16,7 @@ from torch import Tensor
 from combemb.data.embeddings import check_finite
 from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels, read_labels
-from combemb.discovery.class_number import check_estimator
+from combemb.discovery.class_number import check_count_by
 from combemb.discovery.discovering import discover
 from combemb.discovery.result import Discovery
 from combemb.learning.image_input import FromImages, Given, as_embeddings, as_images
@@ -215,25 +215,25 @@ class Method(FromImages, Settings, ABC):
         labels: Any = None,
         n_novel: int | None = None,
         *,
-        estimator: str = "sizes",
+        count_by: str = "sizes",
         z: Tensor | None = None,
         progress: bool | None = None,
     ) -> Discovery:
         """Put every item of x into a seen class or a novel one, and say how many novel ones there are.
 
         x: best the items of the fit, in any form that `fit` takes, without a part to test on; or what `read` made of
-        them. labels left out, those that lie beside x are taken. n_novel and estimator: see `combemb.discover`. z: what
+        them. labels left out, those that lie beside x are taken. n_novel and count_by: see `combemb.discover`. z: what
         `embed` gave for x, if it is known. The result is kept as `discovery_`, for `predict` and `novelty`.
         """
         self._require_fitted()
         codebook = self.codebook if self.task != "discovery" else None
-        check_estimator(estimator, codebook)
+        check_count_by(count_by, codebook)
         given, values = self._labelled(x, labels, progress)
         self.discovery_ = discover(
             self.embed(given, progress=progress) if z is None else z,
             values,
             n_novel,
-            estimator=estimator,
+            count_by=count_by,
             codebook=codebook,
             features=_features(given.items),
             seed=self.seed,

@@ -244,8 +244,8 @@ def test_one_item_and_equal_items():
         ({"n_novel": True}, "n_novel=True; give a whole number"),
         ({"labels": [0, 1]}, "there are 2 labels for 100 items"),
         ({"labels": np.zeros((100, 3)) - 1}, "discovery takes one label per item"),
-        ({"estimator": "magic"}, "estimator='magic' is unknown; choose one of sizes, codes, gcd, dtc"),
-        ({"estimator": "codes"}, "there is no codebook; choose estimator='sizes'"),
+        ({"count_by": "magic"}, "count_by='magic' is unknown; choose one of sizes, codes, gcd, dtc"),
+        ({"count_by": "codes"}, "there is no codebook; choose count_by='sizes'"),
         ({"features": np.zeros((3, 2))}, "there are 3 features for 100 embeddings"),
         ({"embeddings": np.full((100, 12), np.nan)}, "hold NaN or infinity"),
         ({"embeddings": np.zeros((100, 3, 12))}, r"embeddings has shape \(100, 3, 12\)"),
@@ -310,5 +310,5 @@ def test_no_cluster_at_all_is_refused():
 
 def test_codes_count_as_embeddings_do():
     given = blobs(4, 3, D=16, spread=0.05, signs=True)
-    found = discover(given.x, given.labels, estimator="codes", codebook=binary_codebook(16))
+    found = discover(given.x, given.labels, count_by="codes", codebook=binary_codebook(16))
     assert found.n_novel == 3
