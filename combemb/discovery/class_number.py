@@ -13,15 +13,15 @@ from combemb.discovery.kmeans import kmeans, kmeans_of_codes
 from combemb.discovery.metrics import agreement
 from combemb.search.codebook import Codebook
 
-MOST_ITEMS = 20_000  # that an estimate looks at
-MANY = 4  # times the seen classes
-FEW_OF_EACH = 5  # labelled items of every class that it looks at, at least
-MOST_COMPARED = 3_000  # items of a silhouette
-TRIED = 20  # numbers of classes, about, that are tried
-MOST_WITHOUT_LABELS = 100
-MOST_PER_CLASS, MOST_CLUSTERS = 10, 200  # novel ones for each seen one, or in all, the larger of both
-PROBES = 0.4  # of the seen classes; DTC's
-SMALLEST = 0.01  # of the largest cluster, below which DTC drops one
+MAX_COUNTED_ITEMS = 20_000  # more are sampled before they are counted
+MIN_LABELLED_PER_CLASS = 5  # kept in such a sample, where there are as many
+ROUGH_CLUSTERS_PER_CLASS = 4  # k-means starts once for more clusters: a rough answer is enough there
+MAX_SILHOUETTE_ITEMS = 3_000
+N_TRIED = 20  # numbers of classes that a search tries, about
+MAX_WITHOUT_LABELS = 100  # clusters
+MAX_NOVEL_PER_SEEN, MAX_NOVEL = 10, 200  # whichever allows more novel clusters
+PROBE_SHARE = 0.4  # of the seen classes, as in DTC
+MIN_CLUSTER_SHARE = 0.01  # DTC drops smaller clusters, compared with the largest
 
 Ints = np.ndarray
 Clusterer = Callable[[int], Ints]  # from a number of clusters to the cluster of each item
@@ -69,7 +69,7 @@ class Pile:
         labels = self.labels[order]
         by_class = np.argsort(labels, kind="stable")
         place = np.arange(len(labels)) - np.searchsorted(labels[by_class], labels[by_class])  # 0, 1, ... in each class
-        rows = np.union1d(order[:n], order[by_class[(place < FEW_OF_EACH) & (labels[by_class] >= 0)]])
+        rows = np.union1d(order[:n], order[by_class[(place < MIN_LABELLED_PER_CLASS) & (labels[by_class] >= 0)]])
         features = None if self.features is None else self.features[rows]
         return replace(self, x=np.asarray(self.x[rows]), labels=self.labels[rows], features=features)
 
@@ -97,7 +97,7 @@ def count_novel(pile: Pile, count_by: str = "sizes") -> ClassNumber:
         return ClassNumber(0, 0, 0)
     if (pile.x == pile.x[0]).all():
         return ClassNumber(1, 1, 1) if pile.n_seen == 0 else ClassNumber(0, 0, 0)
-    some = pile.some(MOST_ITEMS)
+    some = pile.some(MAX_COUNTED_ITEMS)
     return COUNTERS[count_by](some) if some.n_seen > 0 else by_silhouette(some)
 
 
@@ -146,7 +146,7 @@ def by_accuracy(pile: Pile) -> ClassNumber:
             accuracy[n] = agreement(clusters, known, novel).acc_joint.all
         return -accuracy[n]
 
-    options = {"maxiter": TRIED, "xatol": 0.5}
+    options = {"maxiter": N_TRIED, "xatol": 0.5}
     scipy.optimize.minimize_scalar(loss, bounds=(0, most), method="bounded", options=options)
     best = max(accuracy, key=lambda n: (accuracy[n], -n))
     error = np.sqrt(accuracy[best] * (1 - accuracy[best]) / len(known))
@@ -161,7 +161,7 @@ def by_probes(pile: Pile) -> ClassNumber:
     of the unlabelled items; clusters that are then below 1 % of the largest one do not count.
     """
     C, unlabelled = pile.n_seen, np.flatnonzero(pile.labels < 0)
-    probes = np.random.default_rng(pile.seed).permutation(C)[: round(PROBES * C)]
+    probes = np.random.default_rng(pile.seed).permutation(C)[: round(PROBE_SHARE * C)]
     is_probe = np.isin(pile.labels, probes)
     _, kept = np.unique(np.where(is_probe, -1, pile.labels), return_inverse=True)
     anchors = kept - 1 if (is_probe | (pile.labels < 0)).any() else kept
@@ -175,13 +175,13 @@ def by_probes(pile: Pile) -> ClassNumber:
         by_accuracy = _best(lambda n: agreement(clusters(n)[is_probe], known, novel).acc_joint.all, 0, most)
     n = -(-(by_accuracy + by_silhouette) // 2)
     sizes = np.bincount(pile.clusters(C + n, pile.labels), minlength=C + n)
-    n = int((sizes[C:] >= SMALLEST * sizes.max()).sum())
+    n = int((sizes[C:] >= MIN_CLUSTER_SHARE * sizes.max()).sum())
     return ClassNumber(n, min(n, by_accuracy, by_silhouette), max(n, by_accuracy, by_silhouette))
 
 
 def by_silhouette(pile: Pile) -> ClassNumber:
     """Without labels: the number of clusters, at least two, with the best silhouette; between, those nearly as good."""
-    most = min(len(pile.x) // 2, MOST_WITHOUT_LABELS, _n_apart(pile.x, pile.labels))
+    most = min(len(pile.x) // 2, MAX_WITHOUT_LABELS, _n_apart(pile.x, pile.labels))
     if most < 2:
         return ClassNumber(1, 1, 1)
     rows = np.arange(len(pile.x))
@@ -201,7 +201,7 @@ COUNTERS: dict[str, Callable[[Pile], ClassNumber]] = {
 
 def _starts(pile: Pile, n_clusters: int) -> int:
     """Of k-means: one while there are far more clusters than in the end, where a rough answer will do."""
-    return 5 if n_clusters <= MANY * pile.n_seen else 1
+    return 5 if n_clusters <= ROUGH_CLUSTERS_PER_CLASS * pile.n_seen else 1
 
 
 def _n_apart(rows: np.ndarray, labels: Ints) -> int:
@@ -226,7 +226,7 @@ def _by_sizes(pile: Pile, clusters: Clusterer, n_apart: int) -> ClassNumber:
         return worths[k]
 
     n_labelled, n_unlabelled = int((pile.labels >= 0).sum()), int((pile.labels < 0).sum())
-    most = min(n_apart, max(MOST_PER_CLASS * C, MOST_CLUSTERS))
+    most = min(n_apart, max(MAX_NOVEL_PER_SEEN * C, MAX_NOVEL))
     k = first = min(most, -(-n_unlabelled * C // n_labelled))  # what all items would be worth, if none was seen
     while (n := int(worth(k) + 0.5)) < k:
         k = n
@@ -245,11 +245,11 @@ def _by_sizes(pile: Pile, clusters: Clusterer, n_apart: int) -> ClassNumber:
 
 def _best(quality: Callable[[int], float], least: int, most: int) -> int:
     """The number with the largest quality, the least of equals: of a few all over the range, then of those around."""
-    steps = np.geomspace(1, most - least + 1, TRIED).round().astype(int) - 1
+    steps = np.geomspace(1, most - least + 1, N_TRIED).round().astype(int) - 1
     numbers = np.unique(least + steps).tolist()
     place = int(np.argmax([quality(n) for n in numbers]))
     around = numbers[max(place - 1, 0)], numbers[min(place + 1, len(numbers) - 1)]
-    finer = np.unique(np.linspace(*around, TRIED // 2).round().astype(int)).tolist()
+    finer = np.unique(np.linspace(*around, N_TRIED // 2).round().astype(int)).tolist()
     candidates: list[int] = sorted({numbers[place], *finer})
     return max(candidates, key=quality)
 
@@ -259,6 +259,6 @@ def _silhouette(pile: Pile, clusters: Ints, rows: Ints) -> float:
     from sklearn.metrics import silhouette_score  # noqa: PLC0415 - would cost every start of a fit a second
 
     rng = np.random.default_rng(pile.seed)
-    rows = rows if len(rows) <= MOST_COMPARED else rng.choice(rows, MOST_COMPARED, replace=False)
+    rows = rows if len(rows) <= MAX_SILHOUETTE_ITEMS else rng.choice(rows, MAX_SILHOUETTE_ITEMS, replace=False)
     n = len(np.unique(clusters[rows]))
     return float(silhouette_score(pile.x[rows], clusters[rows])) if 1 < n < len(rows) else -1.0

@@ -8,16 +8,17 @@ import numpy as np
 
 from combemb.data.labels import Labels, read_labels
 from combemb.discovery.class_number import ClassNumber, Pile, check_count_by, count_novel
-from combemb.discovery.kmeans import Array, Clustering, TooManyClusters, kmeans, read_points
+from combemb.discovery.kmeans import Clustering, TooManyClusters, kmeans, read_points
 from combemb.discovery.points import Points
 from combemb.discovery.result import Discovery, free_names, in_blocks
 from combemb.search.codebook import Codebook
-from combemb.system.errors import Note
+from combemb.system.arrays import Array
+from combemb.system.errors import Note, require
 
 NOVEL = "novel"
-FAR = 0.99  # of the items that clusters are made of lie nearer to one of them than an item of none
-LEAST_REACH = 1.0  # spreads
-TINY = 1e-30  # instead of a distance of 0
+REACH_QUANTILE = 0.99  # this share of the clustered items is within reach of a cluster
+MIN_REACH = 1.0  # in spreads of a cluster
+LEAST_DISTANCE = 1e-30  # avoids a division by zero where distances are 0
 
 
 class NothingToDiscover(Note):
@@ -53,9 +54,11 @@ def discover(
     """
     check_count_by(count_by, codebook)
     z = _as_float32(read_points(embeddings, "embeddings"))
-    read = read_labels(np.full(len(z), -1) if labels is None else labels, len(z))
-    if read.is_multi:
-        raise ValueError("discovery takes one label per item; of several, give the one that matters")
+    read = (
+        labels if isinstance(labels, Labels) else read_labels(np.full(len(z), -1) if labels is None else labels, len(z))
+    )
+    require(len(read) == len(z), f"there are {len(read)} labels for {len(z)} items; give one per item")
+    require(not read.is_multi, "discovery takes one label per item; of several, give the one that matters")
     n_seen, n_unlabelled = len(read.classes), int((~read.is_labelled).sum())
     _tell(n_seen, n_unlabelled)
     given = None if features is None else read_points(features, "features")
@@ -90,11 +93,11 @@ def _described(x: np.ndarray, found: Clustering, labels: Labels, number: ClassNu
         own = np.arange(len(distances)), assignment[rows]
         distance[rows] = distances[own]
         distances[own] = np.inf
-        confidence[rows] = 1 - np.square(distance[rows] / np.maximum(distances.min(axis=1), TINY))
+        confidence[rows] = 1 - np.square(distance[rows] / np.maximum(distances.min(axis=1), LEAST_DISTANCE))
     # An item pulls its own centre towards itself: without it, it would be n / (n - 1) times as far away.
     outside = (sizes / np.maximum(sizes - 1, 1))[assignment] * distance
     spreads = np.sqrt(np.bincount(assignment, np.square(outside)) / sizes)
-    spreads = np.maximum(spreads, np.sqrt(np.mean(np.square(outside))) / 4 + TINY).astype(np.float32)
+    spreads = np.maximum(spreads, np.sqrt(np.mean(np.square(outside))) / 4 + LEAST_DISTANCE).astype(np.float32)
     far = np.empty(len(x))
     for rows, distances in in_blocks(x, centres):
         distances[np.arange(len(distances)), assignment[rows]] = outside[rows]
@@ -110,7 +113,7 @@ def _described(x: np.ndarray, found: Clustering, labels: Labels, number: ClassNu
         is_labelled=labels.is_labelled,
         centres=centres,
         spreads=spreads,
-        reach=max(float(np.quantile(far, FAR)), LEAST_REACH),
+        reach=max(float(np.quantile(far, REACH_QUANTILE)), MIN_REACH),
         points=points,
     )
 

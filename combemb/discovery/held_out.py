@@ -4,13 +4,13 @@ import numpy as np
 import torch
 
 from combemb.backbones.feature_map import fit_feature_map
+from combemb.discovery.points import N_COMPONENTS
 from combemb.system.progress import tracked
 
-FEATURES = 256
 FOLDS, ROUNDS = 5, 3
-LEAST = 3  # labelled items of a class that takes part
+MIN_LABELLED = 3  # classes with fewer labelled items take no part
 SHRINKAGE = 0.1  # of the covariance within classes towards a multiple of the identity
-TESTED = 0.2  # of the labelled items of a class that a fold's model does not see
+TEST_SHARE = 0.2  # of the labelled items of a class, which a fold's model does not see
 BINS = 20
 EM_STEPS, EM_TOLERANCE = 1_000, 1e-7
 
@@ -27,7 +27,7 @@ def held_out(features: np.ndarray, labels: np.ndarray, seed: int = 0, progress: 
     classes of the same size on average, by assumption.
     """
     n_each = np.bincount(labels[labels >= 0])
-    counted = np.flatnonzero(n_each >= LEAST)  # classes with fewer labels take no part
+    counted = np.flatnonzero(n_each >= MIN_LABELLED)  # classes with fewer labels take no part
     C, n_labelled, n_unlabelled = len(counted), int(n_each[counted].sum()), int((labels < 0).sum())
     x = _mapped(features) if C >= FOLDS else None
     if x is None:
@@ -54,7 +54,7 @@ def _known_shares(
     sizes = np.bincount(labels[rows])[known]
     rank = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # 0, 1, ... in each class
     is_tested = np.empty(len(rows), bool)
-    is_tested[order] = rank < np.maximum(1, np.round(TESTED * sizes)).repeat(sizes)
+    is_tested[order] = rank < np.maximum(1, np.round(TEST_SHARE * sizes)).repeat(sizes)
     fits = _fits(x[rows[~is_tested]], np.searchsorted(known, labels[rows[~is_tested]]), x)
     return [_mixed(fit[rows[is_tested]], fit[np.isin(labels, unknown)], fit[labels < 0]) for fit in fits]
 
@@ -92,7 +92,7 @@ def _mapped(features: np.ndarray) -> np.ndarray | None:
     """Standardised principal components, as the heads of deep methods see them; None if all items look the same."""
     x = torch.from_numpy(np.array(features, np.float32))  # a copy: it may be read-only
     try:
-        feature_map = fit_feature_map([x], FEATURES)
+        feature_map = fit_feature_map([x], N_COMPONENTS)
     except ValueError:
         return None
     with torch.no_grad():

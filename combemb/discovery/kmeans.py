@@ -12,13 +12,13 @@ import numpy.typing as npt
 import scipy
 import torch
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
-from torch import Tensor
 
 from combemb.data.embeddings import as_array, check_finite
+from combemb.data.labels import Labels
 from combemb.search.codebook import Codebook
+from combemb.system.arrays import Array, to_numpy
 from combemb.system.progress import Display
 
-Array = Tensor | np.ndarray
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Chunks = Iterator[tuple[slice, np.ndarray]]
@@ -28,8 +28,8 @@ Result = TypeVar("Result")
 CHUNK_BYTES = 4 * 2**20  # of items and their scores at a time: stays in the cache between assignment and update
 SPANS, SPAN_ITEMS = 32, 1_000  # threads share this many parts; fixed, so that results do not depend on the threads
 START_ITEMS, START_ITEMS_PER_CLUSTER = 2**14, 256  # k-means++ looks at the larger number, drawn at random from more
-TINY = 1e-300  # instead of a count of 0
-SMALLEST, LARGEST = 1e-15, 1e15  # of the largest value, so that squares and their sums stay in the range of float32
+LEAST_COUNT = 1e-300  # avoids a division by zero for clusters without items
+MIN_SCALE, MAX_SCALE = 1e-15, 1e15  # of the largest value; squares and their sums stay in the range of float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Clustering:
 def kmeans(
     x: Array,
     n_clusters: int,
-    labels: Array | None = None,
+    labels: Array | Labels | None = None,
     *,
     weights: Array | None = None,
     start: Array | None = None,
@@ -70,7 +70,7 @@ def kmeans(
         raise ValueError(f"n_starts={n_starts} and n_iterations={n_iterations} must both be at least 1")
     points = read_points(x)
     classes, n_seen = _read_classes(labels, len(points), n_clusters)
-    items = _Items(points, None, _read_weights(weights, len(points)))
+    items = _Rows(points, None, _read_weights(weights, len(points)))
     free = items if n_seen == 0 else items.take(np.flatnonzero(classes < 0))
     if len(free) < n_clusters - n_seen:
         raise TooManyClusters(len(free), n_clusters, n_seen)
@@ -89,7 +89,7 @@ def kmeans(
 
 
 def kmeans_of_codes(
-    codes: Array, codebook: Codebook, n_clusters: int, labels: Array | None = None, **options: Any
+    codes: Array, codebook: Codebook, n_clusters: int, labels: Array | Labels | None = None, **options: Any
 ) -> Clustering:
     """Cluster codes (N, M) by the vectors they stand for: `kmeans` on the distinct ones, weighted by their counts."""
     distinct, places = np.unique(codebook.checked(codes), axis=0, return_inverse=True)
@@ -101,8 +101,8 @@ def kmeans_of_codes(
     return Clustering(found.centres, found.assignment[places], found.inertia, found.n_iterations)
 
 
-class _Items:
-    """Rows of x, all or some, with weights; read as float32 a chunk at a time."""
+class _Rows:
+    """All or some rows of x, with weights; read as float32 a chunk at a time."""
 
     def __init__(self, x: np.ndarray, rows: Ints | None = None, weights: Floats | None = None) -> None:
         self.x, self.rows = x, rows
@@ -111,9 +111,9 @@ class _Items:
     def __len__(self) -> int:
         return len(self.x) if self.rows is None else len(self.rows)
 
-    def take(self, rows: Ints) -> "_Items":
+    def take(self, rows: Ints) -> "_Rows":
         """Some of the items."""
-        return _Items(self.x, rows if self.rows is None else self.rows[rows], self.weights[rows])
+        return _Rows(self.x, rows if self.rows is None else self.rows[rows], self.weights[rows])
 
     def __getitem__(self, places: slice | Ints) -> np.ndarray:
         return np.asarray(self.x[places if self.rows is None else self.rows[places]], np.float32)
@@ -189,7 +189,7 @@ def _libraries() -> ThreadpoolController:
 class _Lloyd:
     """Alternates assignment and update; only `free` items are looked at, the labelled ones enter by their sums."""
 
-    def __init__(self, items: _Items, free: _Items, classes: Ints, n_clusters: int, n_seen: int) -> None:
+    def __init__(self, items: _Rows, free: _Rows, classes: Ints, n_clusters: int, n_seen: int) -> None:
         self.items, self.free, self.classes, self.n_clusters, self.n_seen = items, free, classes, n_clusters, n_seen
         labelled = np.flatnonzero(classes >= 0)
         fixed, own = items.take(labelled), classes[labelled]
@@ -206,7 +206,7 @@ class _Lloyd:
         n_items = max(START_ITEMS, START_ITEMS_PER_CLUSTER * (self.n_clusters - n_seen))
         if len(free) > n_items:
             free = free.take(np.sort(rng.choice(len(free), n_items, replace=False)))
-        centres = self.sums / np.maximum(self.counts, TINY)[:, None]
+        centres = self.sums / np.maximum(self.counts, LEAST_COUNT)[:, None]
         closest = np.full(len(free), np.inf)
         if n_seen > 0:
             nearest, _ = free.grouped(_nearest_of(centres[:n_seen]), n_seen)
@@ -245,7 +245,7 @@ class _Lloyd:
 
     def _means(self, nearest: Ints, sums: Floats) -> Floats:
         counts = self.counts + np.bincount(nearest, self.free.weights, self.n_clusters)
-        means: Floats = (self.sums + sums) / np.maximum(counts, TINY)[:, None]
+        means: Floats = (self.sums + sums) / np.maximum(counts, LEAST_COUNT)[:, None]
         return means
 
     def _fill_empty(self, nearest: Ints, sums: Floats) -> None:
@@ -300,7 +300,7 @@ def _squares(differences: np.ndarray) -> np.ndarray:
     return found
 
 
-def _mean_variance(items: _Items) -> float:
+def _mean_variance(items: _Rows) -> float:
     """Of a feature, the mean over features."""
     origin = items[:1]
 
@@ -322,14 +322,14 @@ def read_points(x: Array, name: str = "x") -> np.ndarray:
         raise ValueError(f"{name} has shape {points.shape}; clustering takes (N, D), for example one view as x[:, 0]")
     check_finite(points, allow_constant=True)
     largest = max(abs(float(points.min())), abs(float(points.max())))
-    if largest > LARGEST or 0 < largest < SMALLEST:
+    if largest > MAX_SCALE or 0 < largest < MIN_SCALE:
         raise ValueError(f"{name} reaches {largest:g}, whose square leaves the range of float32; scale it")
     return points
 
 
-def _read_classes(labels: Array | None, n: int, n_clusters: int) -> tuple[Ints, int]:
+def _read_classes(labels: Array | Labels | None, n: int, n_clusters: int) -> tuple[Ints, int]:
     """Labels as (N,) int64, and the number of seen classes C."""
-    found = np.full(n, -1) if labels is None else _numpy(labels)
+    found = np.full(n, -1) if labels is None else to_numpy(labels.values if isinstance(labels, Labels) else labels)
     if found.shape != (n,) or found.dtype.kind not in "iu":
         raise ValueError(f"labels have shape {found.shape} and dtype {found.dtype}; give {n} ints, -1 if unlabelled")
     classes = found.astype(np.int64)
@@ -347,14 +347,10 @@ def _read_classes(labels: Array | None, n: int, n_clusters: int) -> tuple[Ints, 
 def _read_weights(weights: Array | None, n: int) -> Floats | None:
     if weights is None:
         return None
-    found = _numpy(weights).astype(np.float64)
+    found = to_numpy(weights).astype(np.float64)
     if found.shape != (n,) or not (np.isfinite(found) & (found > 0)).all():
         raise ValueError(f"weights have shape {found.shape}; give {n} finite numbers above 0, one for each item")
     return found
-
-
-def _numpy(values: Array) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _read_start(start: Array, n_clusters: int, n_features: int) -> Floats:

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from combemb.backbones.feature_map import discriminant_map, fit_feature_map, unit_rows
+from combemb.backbones.feature_map import discriminant_map, fit_feature_map
 from combemb.data.labels import Labels
-from combemb.discovery.kmeans import Array, read_points
+from combemb.discovery.kmeans import read_points
+from combemb.system.arrays import Array, unit_rows
 
-FEATURES = 256
-MOST_ITEMS = 20_000  # that the weights of features are computed from
-ROWS = 8_192
+N_COMPONENTS = 256  # principal components of the features
+MAX_FITTED_ITEMS = 20_000  # more are sampled before features are weighed
+BLOCK_ROWS = 8_192  # rows mapped or compared at a time, which bounds the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +39,15 @@ class Points:
         if features is None or not labels.is_labelled.any():
             return alone
         try:
-            first = fit_feature_map(_chunks(features), FEATURES)
+            first = fit_feature_map(_chunks(features), N_COMPONENTS)
         except ValueError:
             return alone
         rng = np.random.default_rng(seed)
-        labelled = np.sort(labels.labelled_rows(MOST_ITEMS, rng))
-        some = np.sort(rng.choice(len(features), min(MOST_ITEMS, len(features)), replace=False))
+        labelled = np.sort(labels.labelled_rows(MAX_FITTED_ITEMS, rng))
+        some = np.sort(rng.choice(len(features), min(MAX_FITTED_ITEMS, len(features)), replace=False))
         with torch.no_grad():
             known, all_kinds = (torch.cat([first(x) for x in _chunks(features[rows])]) for rows in (labelled, some))
-            weigh = discriminant_map(known, torch.from_numpy(labels.membership(labelled)), all_kinds, FEATURES)
+            weigh = discriminant_map(known, torch.from_numpy(labels.membership(labelled)), all_kinds, N_COMPONENTS)
             matrix = first.components @ weigh
         length = float(np.sqrt(np.square(z[some], dtype=np.float64).sum(axis=1).mean()))
         return cls(length or 1.0, first.mean.numpy(), matrix.numpy())
@@ -81,5 +82,7 @@ class Points:
 
 
 def _chunks(features: np.ndarray) -> Iterator[Tensor]:
-    for start in range(0, len(features), ROWS):
-        yield torch.from_numpy(np.array(features[start : start + ROWS], np.float32))  # a copy: it may be read-only
+    for start in range(0, len(features), BLOCK_ROWS):
+        yield torch.from_numpy(
+            np.array(features[start : start + BLOCK_ROWS], np.float32)
+        )  # a copy: it may be read-only

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from combemb.discovery.kmeans import Array
-from combemb.discovery.points import Points
+from combemb.discovery.points import BLOCK_ROWS, Points
+from combemb.system.arrays import Array
 from combemb.system.files import write_tensors
 
 FORMAT = 1
 NEITHER = "neither"
-ROWS = 8_192  # items whose distances to all centres are held at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +193,8 @@ def free_names(word: str, taken: set[Any], bare: bool = False) -> Iterator[str]:
 
 def in_blocks(x: np.ndarray, centres: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Distances to all centres, some rows at a time."""
-    for start in range(0, len(x), ROWS):
-        rows = slice(start, start + ROWS)
+    for start in range(0, len(x), BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
         yield rows, _distances(x[rows], centres)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from combemb.discovery.class_number import COUNTERS, MOST_ITEMS, ClassNumber, Pile, count_novel
+from combemb.discovery.class_number import COUNTERS, MAX_COUNTED_ITEMS, ClassNumber, Pile, count_novel
 from combemb.search.codebook import binary_codebook
 from tests.blobs import blobs
 
@@ -75,11 +75,11 @@ def test_features_that_no_label_has_touched_are_better_than_embeddings_that_know
 
 def test_of_a_large_pile_some_items_are_looked_at_and_every_class():
     rng = np.random.default_rng(0)
-    labels = np.full(MOST_ITEMS + 5_000, -1)
+    labels = np.full(MAX_COUNTED_ITEMS + 5_000, -1)
     labels[:300] = np.arange(300)  # one each
     pile = Pile(rng.normal(size=(len(labels), 2)).astype(np.float32), labels, features=np.zeros((len(labels), 1)))
-    some = pile.some(MOST_ITEMS)
-    assert MOST_ITEMS <= len(some.x) <= MOST_ITEMS + 301
+    some = pile.some(MAX_COUNTED_ITEMS)
+    assert MAX_COUNTED_ITEMS <= len(some.x) <= MAX_COUNTED_ITEMS + 301
     assert len(some.features) == len(some.x) == len(some.labels)
     assert some.n_seen == 300
     assert set(some.labels.tolist()) == set(range(-1, 300))
