@@ -1,7 +1,8 @@
-"""The points that discovery clusters: embeddings, and beside them features weighed by what the labels say matters."""
+"""The points that discovery clusters: embeddings, joined by features whose weights are learned from the labels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Self
 
 import numpy as np
@@ -9,20 +10,22 @@ import torch
 from torch import Tensor
 
 from combemb.backbones.feature_map import discriminant_map, fit_feature_map
+from combemb.data.embeddings import as_array, check_finite
 from combemb.data.labels import Labels
-from combemb.discovery.kmeans import read_points
 from combemb.system.arrays import Array, unit_rows
+from combemb.system.errors import require
 
 N_COMPONENTS = 256  # principal components of the features
 MAX_FITTED_ITEMS = 20_000  # more are sampled before features are weighed
 BLOCK_ROWS = 8_192  # rows mapped or compared at a time, which bounds the memory
+MIN_SCALE, MAX_SCALE = 1e-15, 1e15  # of the largest value; squares and their sums stay in the range of float32
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """How embeddings z (n, D) and features (n, F) become points: z / scale, and (f - mean) @ matrix at unit length.
+    """Turns embeddings z (n, D) and features f (n, F) into points: z / scale, and (f - mean) @ matrix at unit length.
 
-    Without features, the embeddings themselves. matrix (F, d) whitens within the labelled classes.
+    Without features, the points are the embeddings. matrix (F, d) whitens within the labelled classes.
     """
 
     scale: float
@@ -31,10 +34,7 @@ class Points:
 
     @classmethod
     def fit(cls, z: np.ndarray, features: np.ndarray | None, labels: Labels, seed: int) -> Self:
-        """Give both the same weight: the embeddings get a mean square length of one.
-
-        Features that are the same for all items, or items without labels, leave the embeddings alone.
-        """
+        """Give z and features the same weight; features are ignored if they are constant, or if no item is labelled."""
         alone = cls(1.0, np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
         if features is None or not labels.is_labelled.any():
             return alone
@@ -54,30 +54,26 @@ class Points:
 
     @property
     def has_features(self) -> bool:
-        """Whether features are wanted beside the embeddings."""
+        """Whether points need features too."""
         return len(self.mean) > 0
 
     def of(self, z: Array, features: Array | None) -> np.ndarray:
-        """The points of items, (n, D) or (n, D + d) float32."""
+        """Return the points of items: z as it is, or (n, D + d) float32."""
         x = read_points(z, "z")
         if not self.has_features:
             return x
         if features is None:
             raise ValueError(
-                f"the clusters were found with features beside the embeddings; give {len(self.mean)} of each item"
+                f"these clusters were found with features; give the {len(self.mean)} features of each item"
             )
         given = read_points(features, "features")
         if given.shape != (len(x), len(self.mean)):
-            raise ValueError(
-                f"features have shape {given.shape}; give {(len(x), len(self.mean))}, as when it was found"
-            )
+            raise ValueError(f"features have shape {given.shape}; give {(len(x), len(self.mean))}, as for `discover`")
         found = np.empty((len(x), x.shape[1] + self.matrix.shape[1]), np.float32)
         found[:, : x.shape[1]] = x / self.scale
         mean, matrix = torch.from_numpy(self.mean), torch.from_numpy(self.matrix)
-        start = 0
-        for rows in _chunks(given):
+        for start, rows in zip(count(0, BLOCK_ROWS), _chunks(given), strict=False):
             found[start : start + len(rows), x.shape[1] :] = unit_rows((unit_rows(rows) - mean) @ matrix).numpy()
-            start += len(rows)
         return found
 
 
@@ -86,3 +82,19 @@ def _chunks(features: np.ndarray) -> Iterator[Tensor]:
         yield torch.from_numpy(
             np.array(features[start : start + BLOCK_ROWS], np.float32)
         )  # a copy: it may be read-only
+
+
+def read_points(x: Array, name: str = "x") -> np.ndarray:
+    """Return x (N, D) as an array; raise a ValueError unless it is finite and float32 can hold its squares."""
+    points = as_array(x)
+    require(points.ndim == 2, f"{name} has shape {points.shape}; clustering takes (N, D), such as one view x[:, 0]")
+    check_finite(points, allow_constant=True)
+    largest = max(abs(float(points.min())), abs(float(points.max())))
+    message = f"{name} reaches {largest:g}, whose square leaves the range of float32; scale it"
+    require(largest == 0 or MIN_SCALE <= largest <= MAX_SCALE, message)
+    return points
+
+
+def as_float32(x: np.ndarray) -> np.ndarray:
+    """Return float64 as the float32 that k-means works in, so that items which it cannot tell apart count as equal."""
+    return x.astype(np.float32) if x.dtype == np.float64 else x

@@ -1,4 +1,4 @@
-"""Estimators of the number of novel classes, on piles whose number is known."""
+"""Ways to count novel classes, on piles whose number is known."""
 
 import numpy as np
 import pytest
