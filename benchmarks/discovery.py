@@ -1,7 +1,7 @@
 """Discovery on real images: the number of classes, the clusters, and novelty, against what one would use instead.
 
 python benchmarks/discovery.py cifar10 --data DIR --per-class 600 --size 96 --split 0 1 2
-python benchmarks/discovery.py digits --split tune-0 tune-1 tune-2 --estimator sizes codes gcd dtc
+python benchmarks/discovery.py digits --split tune-0 tune-1 tune-2 --count-by sizes codes gcd dtc
 python benchmarks/discovery.py --report                                           # tables of all that was run
 
 CombEmb at 48 bits and its defaults. Clusters are compared with hidden classes on the unlabelled training items
@@ -33,7 +33,7 @@ from combemb.data import datasets as sources
 from combemb.data import open_set_split
 from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.discovery.class_number import ESTIMATORS, Pile, estimate_n_novel
+from combemb.discovery.class_number import COUNTERS, Pile, count_novel
 from combemb.discovery.kmeans import kmeans
 from combemb.discovery.metrics import METRICS, agreement, novelty_auroc
 
@@ -75,13 +75,13 @@ def measure(cell: dict[str, Any], source: sources.Source, progress: bool) -> dic
     given, test = model.read(x), model.read(source.test_x)
     pile = Pile(model.embed(given).numpy(), read_labels(split.labels, len(targets)).values)
     pile = replace(pile, codebook=model.codebook, features=clean_features(model, x), seed=cell["seed"])
-    for estimator in cell["estimators"]:
+    for count_by in cell["estimators"]:
         began = time.monotonic()
-        number = estimate_n_novel(pile, estimator)
+        number = count_novel(pile, count_by)
         seconds = round(time.monotonic() - began, 1)
         ends = [pile.n_seen + n for n in (number.n, number.low, number.high)]
         about = {"n": ends[0], "low": ends[1], "high": ends[2], "seconds": seconds}
-        found[f"n_classes_{estimator}"] = about | {"error": abs(ends[0] - n_classes)}
+        found[f"n_classes_{count_by}"] = about | {"error": abs(ends[0] - n_classes)}
     compare("combemb_estimated", model.discover(given, split.labels, progress=False).clusters)
     compare("combemb_z", discover(pile.x, split.labels, n_novel, seed=cell["seed"], progress=False).clusters)
     result = model.discover(given, split.labels, n_novel, progress=False)
@@ -102,12 +102,12 @@ def report(records: list[dict[str, Any]]) -> None:
     for key, group in groups.items():
         runs = sorted(group, key=lambda record: record["cell"]["split"])
         print("{} ({}/class, {} px), {} {}, {}:".format(*key[:4], sorted({r["cell"]["split"] for r in runs}), key[4]))
-        for estimator in ESTIMATORS:
-            found = [r[f"n_classes_{estimator}"] for r in runs if f"n_classes_{estimator}" in r]
+        for count_by in COUNTERS:
+            found = [r[f"n_classes_{count_by}"] for r in runs if f"n_classes_{count_by}" in r]
             if found:
                 each = ", ".join(f"{f['n']} ({f['low']} to {f['high']})" for f in found)
                 error = statistics.mean(f["error"] for f in found)
-                print(f"  classes by {estimator:6} {each} of {runs[0]['n_classes']}: mean absolute error {error:.2f}")
+                print(f"  classes by {count_by:6} {each} of {runs[0]['n_classes']}: mean absolute error {error:.2f}")
         for method in ("combemb", "combemb_estimated", "combemb_z", "kmeans", "ss_kmeans", "hdbscan"):
             those = [r[method] for r in runs if method in r]
             for name in METRICS if method == "combemb" else METRICS[:1]:
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, help="side of the images in pixels")
     parser.add_argument("--split", nargs="+", default=["0", "1", "2"])
     parser.add_argument("--seed", nargs="+", type=int, default=[0])
-    parser.add_argument("--estimator", nargs="+", default=["sizes", "codes"], choices=list(ESTIMATORS))
+    parser.add_argument("--count-by", "--estimator", nargs="+", default=["sizes", "codes"], choices=list(COUNTERS))
     parser.add_argument("--part", nargs="+", default=["combemb", "others"], choices=["combemb", "others"])
     parser.add_argument("--results", type=Path, default=RESULTS / "discovery.jsonl", help="file of results")
     parser.add_argument("--report", action="store_true", help="run nothing, print what there is")
@@ -143,7 +143,7 @@ def main() -> None:
         source = sources.load(given.dataset, given.data)
         for part, split, seed in product(given.part, given.split, given.seed):
             cell = {"dataset": given.dataset, "per_class": given.per_class, "size": given.size, "split": split}
-            cell |= {"seed": seed, "part": part, "estimators": given.estimator if part == "combemb" else []}
+            cell |= {"seed": seed, "part": part, "estimators": given.count_by if part == "combemb" else []}
             if any(record["cell"] == cell for record in records):
                 continue
             record = {"cell": cell, **measure(cell, source, given.progress)}

@@ -193,7 +193,7 @@ def discover(
     embeddings: Annotated[Path | None, typer.Option(help="Or other embeddings: .npy, .npz or .parquet.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels, if they are not in the data; as for `fit`.")] = None,
     n_novel: Annotated[int | None, typer.Option(help="How many novel classes there are, if you know it.")] = None,
-    estimator: Annotated[str, typer.Option(help="Else it is estimated: sizes, codes, gcd or dtc.")] = "sizes",
+    count_by: Annotated[str, typer.Option(help="Otherwise, how to count them: sizes, codes, gcd or dtc.")] = "sizes",
     to_folders: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Make a folder of links to its images for each cluster.")
     ] = None,
@@ -225,7 +225,7 @@ def discover(
                 source,
                 labels=names,
                 n_novel=n_novel,
-                estimator=estimator,
+                count_by=count_by,
                 to_folders=to_folders,
                 progress=not quiet,
             )

@@ -1,6 +1,7 @@
-"""Discovery: which items are of no seen class, how many novel classes there are, and which item is in which."""
+"""Discover which items belong to no seen class, how many novel classes they form, and which item is in which."""
 
 import warnings
+from itertools import islice
 from numbers import Integral
 from typing import Any
 
@@ -8,20 +9,21 @@ import numpy as np
 
 from combemb.data.labels import Labels, read_labels
 from combemb.discovery.class_number import ClassNumber, Pile, check_count_by, count_novel
-from combemb.discovery.kmeans import Array, Clustering, TooManyClusters, kmeans, read_points
-from combemb.discovery.points import Points
+from combemb.discovery.kmeans import Clustering, TooManyClusters, kmeans
+from combemb.discovery.points import Points, as_float32, read_points
 from combemb.discovery.result import Discovery, free_names, in_blocks
 from combemb.search.codebook import Codebook
-from combemb.system.errors import Note
+from combemb.system.arrays import Array
+from combemb.system.errors import Note, require
 
 NOVEL = "novel"
-FAR = 0.99  # of the items that clusters are made of lie nearer to one of them than an item of none
-LEAST_REACH = 1.0  # spreads
-TINY = 1e-30  # instead of a distance of 0
+REACH_QUANTILE = 0.99  # this share of the clustered items is within reach of a cluster
+MIN_REACH = 1.0  # in spreads of a cluster
+LEAST_DISTANCE = 1e-30  # avoids a division by zero where distances are 0
 
 
 class NothingToDiscover(Note):
-    """The labels answer everything, or nothing: all items are labelled, or not one of them is."""
+    """Warns that all items are labelled, or none of them is."""
 
 
 def discover(
@@ -36,14 +38,35 @@ def discover(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Discovery:
-    """Put every item into a seen class or a novel one, and say how many novel ones there are.
+    """Assign every item to a seen or a novel class, and estimate how many novel classes there are.
 
-    embeddings (N, D). labels (N,): ints with -1, or strings with None, where unlabelled; labelled items keep their
-    class. n_novel: the number of novel classes; estimated if left out, by `estimator`: "sizes", our own; "codes", the
-    same on codes, which needs the `codebook`; "gcd" or "dtc". features (N, F): of the same items before any training on
-    these labels, such as those of a frozen backbone. Weighed by what the labels say matters they stand beside the
-    embeddings, and they make the estimate better where classes overlap.
+    Parameters
+    ----------
+    embeddings : array of shape (N, D)
+        A numpy array or a torch tensor; `Method.embed` returns one.
+    labels : sequence of length N or Labels, optional
+        Ints with -1, or strings with None, for unlabelled items. Labelled items keep their class.
+    n_novel : int, optional
+        Number of novel classes. By default it is estimated.
+    count_by : {"sizes", "codes", "gcd", "dtc"}
+        How to estimate it: by the sizes of clusters of embeddings or of codes, or as GCD or DTC do.
+    codebook : Codebook, optional
+        Encodes embeddings; required by ``count_by="codes"``.
+    features : array of shape (N, F), optional
+        Features of the same items that were not trained on these labels, such as those of a frozen backbone. They are
+        clustered together with the embeddings and improve the estimate where classes overlap.
+    n_starts, seed : int
+        Number of starts of k-means, of which the best counts, and the seed of everything random.
+    progress : bool, optional
+        Whether to show progress; by default on a terminal only.
 
+    Returns
+    -------
+    Discovery
+        The clusters. Its `predict` and `novelty` apply them to new items.
+
+    Examples
+    --------
     >>> z = np.repeat([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], 20, axis=0) + np.random.default_rng(0).normal(size=(60, 2))
     >>> found = discover(z, ["cat"] * 10 + [None] * 10 + ["dog"] * 10 + [None] * 30)
     >>> found
@@ -52,12 +75,16 @@ def discover(
     ['novel-1', 'cat']
     """
     check_count_by(count_by, codebook)
-    z = _as_float32(read_points(embeddings, "embeddings"))
-    read = read_labels(np.full(len(z), -1) if labels is None else labels, len(z))
-    if read.is_multi:
-        raise ValueError("discovery takes one label per item; of several, give the one that matters")
+    z = as_float32(read_points(embeddings, "embeddings"))
+    labels = np.full(len(z), -1) if labels is None else labels
+    read = labels if isinstance(labels, Labels) else read_labels(labels, len(z))
+    require(len(read) == len(z), f"there are {len(read)} labels for {len(z)} items; give one per item")
+    require(not read.is_multi, "discovery takes one label per item; of several, give the one that matters")
     n_seen, n_unlabelled = len(read.classes), int((~read.is_labelled).sum())
-    _tell(n_seen, n_unlabelled)
+    if n_seen == 0:
+        warnings.warn("no item is labelled: this is plain clustering, all of it novel", NothingToDiscover, stacklevel=2)
+    if n_unlabelled == 0:
+        warnings.warn("all items are labelled: nothing is left to discover", NothingToDiscover, stacklevel=2)
     given = None if features is None else read_points(features, "features")
     if given is not None and len(given) != len(z):
         raise ValueError(f"there are {len(given)} features for {len(z)} embeddings; give one row per item")
@@ -70,15 +97,13 @@ def discover(
     try:
         found = kmeans(x, n_seen + number.n, read.values, seed=seed, n_starts=n_starts, progress=progress)
     except TooManyClusters as error:
-        n = error.n_distinct
-        raise ValueError(
-            f"n_novel={number.n}, but the unlabelled items are only {n} different ones; give less"
-        ) from error
+        reason = f"n_novel={number.n}, but only {error.n_distinct} of the unlabelled items are distinct"
+        raise ValueError(f"{reason}; use fewer novel classes") from error
     return _described(x, found, read, number, points)
 
 
 def _described(x: np.ndarray, found: Clustering, labels: Labels, number: ClassNumber, points: Points) -> Discovery:
-    """What there is to say of clusters: their order and names, how near items are to them, and how far they reach."""
+    """Return the clusters in order, with their names, the distances of their items, and how far they reach."""
     n_seen = len(labels.classes)
     sizes = np.bincount(found.assignment, minlength=len(found.centres))
     order = np.append(np.arange(n_seen), n_seen + np.argsort(-sizes[n_seen:], kind="stable"))
@@ -90,17 +115,18 @@ def _described(x: np.ndarray, found: Clustering, labels: Labels, number: ClassNu
         own = np.arange(len(distances)), assignment[rows]
         distance[rows] = distances[own]
         distances[own] = np.inf
-        confidence[rows] = 1 - np.square(distance[rows] / np.maximum(distances.min(axis=1), TINY))
+        confidence[rows] = 1 - np.square(distance[rows] / np.maximum(distances.min(axis=1), LEAST_DISTANCE))
     # An item pulls its own centre towards itself: without it, it would be n / (n - 1) times as far away.
     outside = (sizes / np.maximum(sizes - 1, 1))[assignment] * distance
     spreads = np.sqrt(np.bincount(assignment, np.square(outside)) / sizes)
-    spreads = np.maximum(spreads, np.sqrt(np.mean(np.square(outside))) / 4 + TINY).astype(np.float32)
+    spreads = np.maximum(spreads, np.sqrt(np.mean(np.square(outside))) / 4 + LEAST_DISTANCE).astype(np.float32)
     far = np.empty(len(x))
     for rows, distances in in_blocks(x, centres):
         distances[np.arange(len(distances)), assignment[rows]] = outside[rows]
         far[rows] = (distances / spreads).min(axis=1)
+    novel = islice(free_names(NOVEL, set(labels.classes.tolist())), number.n)
     return Discovery(
-        names=_names(labels.classes, number.n),
+        names=np.array([*labels.classes.tolist(), *novel, None], dtype=object)[:-1],
         n_seen=n_seen,
         n_novel_interval=(number.low, number.high),
         assignment=assignment,
@@ -110,39 +136,15 @@ def _described(x: np.ndarray, found: Clustering, labels: Labels, number: ClassNu
         is_labelled=labels.is_labelled,
         centres=centres,
         spreads=spreads,
-        reach=max(float(np.quantile(far, FAR)), LEAST_REACH),
+        reach=max(float(np.quantile(far, REACH_QUANTILE)), MIN_REACH),
         points=points,
     )
 
 
-def _tell(n_seen: int, n_unlabelled: int) -> None:
-    if n_seen == 0:
-        text = "no item is labelled, so that all clusters are novel: this is plain clustering"
-        warnings.warn(text, NothingToDiscover, stacklevel=3)
-    if n_unlabelled == 0:
-        text = "all items are labelled, so that nothing is left to discover"
-        warnings.warn(text, NothingToDiscover, stacklevel=3)
-
-
 def _given_number(n_novel: int, n_seen: int, n_unlabelled: int) -> ClassNumber:
-    if isinstance(n_novel, bool) or not isinstance(n_novel, Integral) or n_novel < 0:
-        raise ValueError(f"n_novel={n_novel!r}; give a whole number, 0 or more, or None to have it estimated")
-    if n_novel > n_unlabelled:
-        raise ValueError(
-            f"n_novel={n_novel} novel classes need as many unlabelled items, but there are {n_unlabelled}; give less"
-        )
-    if n_seen + n_novel == 0:
-        raise ValueError("n_novel=0 and no labels leave no cluster at all; label some items, or give n_novel")
+    is_count = isinstance(n_novel, Integral) and not isinstance(n_novel, bool) and n_novel >= 0
+    require(is_count, f"n_novel={n_novel!r}; give a whole number, 0 or more, or None to estimate it")
+    found = f"n_novel={n_novel} novel classes need as many unlabelled items, but there are {n_unlabelled}"
+    require(n_novel <= n_unlabelled, f"{found}; use fewer")
+    require(n_seen + n_novel > 0, "n_novel=0 and no labels leave no cluster at all; label some items, or give n_novel")
     return ClassNumber(int(n_novel), int(n_novel), int(n_novel))
-
-
-def _names(classes: np.ndarray, n_novel: int) -> np.ndarray:
-    """The seen classes and names for the novel ones that no seen class has, as objects."""
-    seen = classes.tolist()
-    free = free_names(NOVEL, set(seen))
-    return np.array([*seen, *(next(free) for _ in range(n_novel)), None], dtype=object)[:-1]
-
-
-def _as_float32(x: np.ndarray) -> np.ndarray:
-    """What k-means sees of float64, so that nobody counts items that are equal to it."""
-    return x.astype(np.float32) if x.dtype == np.float64 else x

@@ -1,33 +1,30 @@
-"""The share of novel items, estimated by seen classes that are held out and so stand in for novel ones."""
+"""Estimate the share of novel items with the help of seen classes that are held out as if they were novel."""
 
 import numpy as np
 import torch
 
 from combemb.backbones.feature_map import fit_feature_map
+from combemb.discovery.points import N_COMPONENTS
 from combemb.system.progress import tracked
 
-FEATURES = 256
 FOLDS, ROUNDS = 5, 3
-LEAST = 3  # labelled items of a class that takes part
-SHRINKAGE = 0.1  # of the covariance within classes towards a multiple of the identity
-TESTED = 0.2  # of the labelled items of a class that a fold's model does not see
+MIN_LABELLED = 3  # classes with fewer labelled items take no part
+SHRINKAGE = 0.1  # of the covariance within classes, towards a multiple of the identity
+TEST_SHARE = 0.2  # of the labelled items of a class, which a fold's model does not see
 BINS = 20
 EM_STEPS, EM_TOLERANCE = 1_000, 1e-7
 
 
 def held_out(features: np.ndarray, labels: np.ndarray, seed: int = 0, progress: bool | None = False) -> np.ndarray:
-    """Estimates of the number of novel classes, two of each fold; none if there are too few labels for it.
+    """Return estimates of the number of novel classes, two for each fold, or none if there are too few labels.
 
-    features (N, F), which must not have been trained on these labels; labels (N,) of 0 to C-1, or -1. In each fold a
-    fifth of the seen classes is held out, and a Gaussian with common covariance is fitted to most labelled items of the
-    others. Two numbers tell how well an item fits one of them: its distance to the nearest mean, and how sure the
-    choice is. Labelled items that were not used show how these numbers are distributed in known classes, items of
-    the held-out classes how in unknown ones; the unlabelled items are a mixture of both, in the proportion that makes
-    them the most likely. That tells how many unlabelled items a known class has, and what is left over is novel:
-    classes of the same size on average, by assumption.
+    features (N, F) must not have been trained on these labels (N,). Each fold holds out a fifth of the seen classes and
+    fits Gaussians to the others. Two numbers tell how well an item fits. Labelled items show how these are distributed
+    in known and in held-out classes; the unlabelled items are a mixture of both, whose proportion is found by maximum
+    likelihood. It tells how many unlabelled items a seen class has. The rest is novel, in classes of the same size.
     """
     n_each = np.bincount(labels[labels >= 0])
-    counted = np.flatnonzero(n_each >= LEAST)  # classes with fewer labels take no part
+    counted = np.flatnonzero(n_each >= MIN_LABELLED)  # classes with fewer labels take no part
     C, n_labelled, n_unlabelled = len(counted), int(n_each[counted].sum()), int((labels < 0).sum())
     x = _mapped(features) if C >= FOLDS else None
     if x is None:
@@ -47,20 +44,20 @@ def held_out(features: np.ndarray, labels: np.ndarray, seed: int = 0, progress: 
 def _known_shares(
     x: np.ndarray, labels: np.ndarray, known: np.ndarray, unknown: np.ndarray, rng: np.random.Generator
 ) -> list[float]:
-    """The share of the unlabelled items that is of the known classes, by each of the two numbers."""
+    """Return the share of the unlabelled items that belongs to known classes, by each of the two numbers."""
     rows = np.flatnonzero(np.isin(labels, known))
     place = rng.permutation(len(rows))
     order = place[np.argsort(labels[rows][place], kind="stable")]  # by class, at random inside
     sizes = np.bincount(labels[rows])[known]
     rank = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # 0, 1, ... in each class
     is_tested = np.empty(len(rows), bool)
-    is_tested[order] = rank < np.maximum(1, np.round(TESTED * sizes)).repeat(sizes)
+    is_tested[order] = rank < np.maximum(1, np.round(TEST_SHARE * sizes)).repeat(sizes)
     fits = _fits(x[rows[~is_tested]], np.searchsorted(known, labels[rows[~is_tested]]), x)
     return [_mixed(fit[rows[is_tested]], fit[np.isin(labels, unknown)], fit[labels < 0]) for fit in fits]
 
 
 def _fits(x: np.ndarray, classes: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distance of items to the nearest class mean, and the log-odds of that class, by Gaussians fitted to x."""
+    """Return the distance of items to the nearest class mean, and the log-odds of that class (Gaussians of x)."""
     n_classes = int(classes.max()) + 1
     means = np.stack([x[classes == c].mean(axis=0) for c in range(n_classes)])
     rest = x - means[classes]
@@ -76,7 +73,7 @@ def _fits(x: np.ndarray, classes: np.ndarray, items: np.ndarray) -> tuple[np.nda
 
 
 def _mixed(known: np.ndarray, unknown: np.ndarray, unlabelled: np.ndarray) -> float:
-    """The most likely share of `known` in a mixture, from samples of both and of the mixture, in bins of equal size."""
+    """Return the most likely share of `known` in the mixture `unlabelled`, by histograms and EM."""
     edges = np.quantile(np.concatenate([known, unknown]), np.linspace(0, 1, BINS + 1)[1:-1])
     counts = [np.bincount(np.searchsorted(edges, sample), minlength=BINS) for sample in (known, unknown, unlabelled)]
     p, q = ((count + 0.5) / (count + 0.5).sum() for count in counts[:2])
@@ -89,12 +86,11 @@ def _mixed(known: np.ndarray, unknown: np.ndarray, unlabelled: np.ndarray) -> fl
 
 
 def _mapped(features: np.ndarray) -> np.ndarray | None:
-    """Standardised principal components, as the heads of deep methods see them; None if all items look the same."""
-    x = torch.from_numpy(np.array(features, np.float32))  # a copy: it may be read-only
+    """Return standardised principal components, as the heads of deep methods see them; None if all items are equal."""
+    x = torch.from_numpy(np.array(features, np.float32))  # copied: may be read-only
     try:
-        feature_map = fit_feature_map([x], FEATURES)
+        feature_map = fit_feature_map([x], N_COMPONENTS)
     except ValueError:
         return None
     with torch.no_grad():
-        mapped: np.ndarray = feature_map(x).double().numpy()
-    return mapped
+        return np.asarray(feature_map(x).double().numpy())

@@ -12,32 +12,33 @@ import numpy.typing as npt
 import scipy
 import torch
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
-from torch import Tensor
 
-from combemb.data.embeddings import as_array, check_finite
+from combemb.data.labels import Labels
+from combemb.discovery.points import read_points
 from combemb.search.codebook import Codebook
+from combemb.system.arrays import Array, to_numpy
+from combemb.system.errors import require
 from combemb.system.progress import Display
 
-Array = Tensor | np.ndarray
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Chunks = Iterator[tuple[slice, np.ndarray]]
-Finder = Callable[[slice, np.ndarray], Ints]  # from a slice and its items to their clusters
+Finder = Callable[[slice, np.ndarray], Ints]  # returns the clusters of a slice and its items
 Result = TypeVar("Result")
 
-CHUNK_BYTES = 4 * 2**20  # of items and their scores at a time: stays in the cache between assignment and update
-SPANS, SPAN_ITEMS = 32, 1_000  # threads share this many parts; fixed, so that results do not depend on the threads
-START_ITEMS, START_ITEMS_PER_CLUSTER = 2**14, 256  # k-means++ looks at the larger number, drawn at random from more
-TINY = 1e-300  # instead of a count of 0
-SMALLEST, LARGEST = 1e-15, 1e15  # of the largest value, so that squares and their sums stay in the range of float32
+CHUNK_BYTES = 4 * 2**20  # a chunk of items and scores stays in the cache between assignment and update
+SPANS, SPAN_ITEMS = 32, 1_000  # threads share a fixed number of parts, so that results do not depend on the threads
+START_ITEMS, START_ITEMS_PER_CLUSTER = 2**14, 256  # k-means++ samples items down to the larger of both numbers
+LEAST_COUNT = 1e-300  # avoids a division by zero for clusters without items
+
+_libraries = cache(ThreadpoolController)  # the search for libraries whose threads can be limited takes milliseconds
 
 
 @dataclass(frozen=True, eq=False)
 class Clustering:
-    """K clusters of N items, none empty.
+    """K clusters, none empty: their centres (K, D) float32, and the `assignment` (N,) int64 of items to clusters.
 
-    centres (K, D) float32: the mean of each cluster's items. assignment (N,) int64: positions in `centres`.
-    inertia: the squared distances of the items to their centres, times their weights, summed.
+    inertia is the sum of squared distances of the items to their centres, times their weights.
     """
 
     centres: np.ndarray
@@ -49,7 +50,7 @@ class Clustering:
 def kmeans(
     x: Array,
     n_clusters: int,
-    labels: Array | None = None,
+    labels: Array | Labels | None = None,
     *,
     weights: Array | None = None,
     start: Array | None = None,
@@ -59,39 +60,65 @@ def kmeans(
     tolerance: float = 1e-4,
     progress: bool | None = None,
 ) -> Clustering:
-    """Cluster x (N, D) into n_clusters; with labels (N,), 0 to C-1 or -1 if unlabelled, cluster c < C is class c.
+    """Cluster items; labelled items never leave the cluster of their class.
 
-    Labelled items never leave their class; clusters C and up are new. The best of n_starts wins, each by k-means++ on
-    the unlabelled items, or the one `start` (K, D) given. A start ends when no item moves, after n_iterations, or when
-    the centres' squared moves sum to at most `tolerance` times the mean variance of a feature. weights (N,): how often
-    an item counts.
+    Parameters
+    ----------
+    x : array of shape (N, D)
+        A numpy array or a torch tensor.
+    n_clusters : int
+        Number of clusters K, at least the number of labelled classes C.
+    labels : ints of shape (N,) or Labels, optional
+        Classes 0 to C-1, or -1 for unlabelled items. Cluster c < C is class c; clusters C and up are new.
+    weights : array of shape (N,), optional
+        How often each item counts.
+    start : array of shape (K, D), optional
+        Initial centres. By default, k-means++ draws those of new clusters from the unlabelled items.
+    seed, n_starts : int
+        Seed of these draws, and how often to start; the result with the smallest inertia is returned.
+    n_iterations, tolerance : int, float
+        A start ends after n_iterations, when no item moves, or when the squared moves of all centres sum to at most
+        `tolerance` times the mean variance of a feature.
+    progress : bool, optional
+        Whether to show progress; by default on a terminal only.
+
+    Returns
+    -------
+    Clustering
     """
-    if min(n_starts, n_iterations) < 1:
-        raise ValueError(f"n_starts={n_starts} and n_iterations={n_iterations} must both be at least 1")
+    require(min(n_starts, n_iterations) >= 1, f"{n_starts=} and {n_iterations=} must both be at least 1")
     points = read_points(x)
     classes, n_seen = _read_classes(labels, len(points), n_clusters)
-    items = _Items(points, None, _read_weights(weights, len(points)))
+    items = _Rows(points, None, _read_weights(weights, len(points)))
     free = items if n_seen == 0 else items.take(np.flatnonzero(classes < 0))
     if len(free) < n_clusters - n_seen:
         raise TooManyClusters(len(free), n_clusters, n_seen)
     lloyd = _Lloyd(items, free, classes, n_clusters, n_seen)
     given = None if start is None else _read_start(start, n_clusters, points.shape[1])
-    best: Clustering | None = None
-    n_starts = n_starts if given is None and n_clusters > n_seen else 1  # else all starts are the same
+    n_starts = n_starts if given is None and n_clusters > n_seen else 1  # otherwise all starts are the same
     with Display("clustering", n_starts * n_iterations, "iterations", progress) as display:
-        for number in range(n_starts):
-            rng = np.random.default_rng((seed, number))
-            centres = lloyd.draw_start(rng) if given is None else given
-            found = lloyd.run(centres, n_iterations, tolerance, display)
-            best = found if best is None or found.inertia < best.inertia else best
-    assert best is not None
-    return best
+        generators = (np.random.default_rng((seed, number)) for number in range(n_starts))
+        starts = (lloyd.draw_start(rng) if given is None else given for rng in generators)
+        ends = (lloyd.run(centres, n_iterations, tolerance, display) for centres in starts)
+        return min(ends, key=lambda found: found.inertia)
 
 
 def kmeans_of_codes(
-    codes: Array, codebook: Codebook, n_clusters: int, labels: Array | None = None, **options: Any
+    codes: Array, codebook: Codebook, n_clusters: int, labels: Array | Labels | None = None, **options: Any
 ) -> Clustering:
-    """Cluster codes (N, M) by the vectors they stand for: `kmeans` on the distinct ones, weighted by their counts."""
+    """Cluster codes by the vectors they stand for: `kmeans` on the distinct ones, weighted by their counts.
+
+    Parameters
+    ----------
+    codes, codebook : uint8 array of shape (N, M), Codebook
+        Codes, and what decodes them.
+    n_clusters, labels, **options
+        As for `kmeans`.
+
+    Returns
+    -------
+    Clustering
+    """
     distinct, places = np.unique(codebook.checked(codes), axis=0, return_inverse=True)
     classes, _ = _read_classes(labels, len(places), n_clusters)
     n_kinds = int(classes.max(initial=-1)) + 2
@@ -101,29 +128,25 @@ def kmeans_of_codes(
     return Clustering(found.centres, found.assignment[places], found.inertia, found.n_iterations)
 
 
-class _Items:
-    """Rows of x, all or some, with weights; read as float32 a chunk at a time."""
+class _Rows:
+    """All or some rows of x, with weights; read as float32 a chunk at a time."""
 
-    def __init__(self, x: np.ndarray, rows: Ints | None = None, weights: Floats | None = None) -> None:
-        self.x, self.rows = x, rows
-        self.weights = np.ones(len(self)) if weights is None else weights
+    def __init__(self, x: np.ndarray, rows: Ints | None, weights: Floats) -> None:
+        self.x, self.rows, self.weights = x, rows, weights
 
     def __len__(self) -> int:
         return len(self.x) if self.rows is None else len(self.rows)
 
-    def take(self, rows: Ints) -> "_Items":
-        """Some of the items."""
-        return _Items(self.x, rows if self.rows is None else self.rows[rows], self.weights[rows])
+    def take(self, rows: Ints) -> "_Rows":
+        """Return some of the rows."""
+        return _Rows(self.x, rows if self.rows is None else self.rows[rows], self.weights[rows])
 
     def __getitem__(self, places: slice | Ints) -> np.ndarray:
         return np.asarray(self.x[places if self.rows is None else self.rows[places]], np.float32)
 
     def spread(self, work: Callable[[Chunks], Result], n_columns: int = 0) -> list[Result]:
-        """What `work` makes of each span of items, in as many threads as torch has.
-
-        A span comes in chunks: slices with their items, for work that makes n_columns more numbers of each item.
-        """
-        step = max(1, CHUNK_BYTES // (4 * (self.x.shape[1] + n_columns)))
+        """Return the results of `work` on the chunks of each span of rows, in as many threads as torch has."""
+        step = max(1, CHUNK_BYTES // (4 * (self.x.shape[1] + n_columns)))  # work makes n_columns numbers of each row
 
         def chunks(first: int, end: int) -> Chunks:
             for start in range(first, end, step):
@@ -138,31 +161,25 @@ class _Items:
             with ThreadPoolExecutor(torch.get_num_threads()) as pool:
                 return list(pool.map(lambda span: work(chunks(*span)), spans))
 
-    def distances_to(self, points: np.ndarray) -> np.ndarray:
-        """Squared distances (P, n) float32 to a few points (P, D): by differences, so that equal items have 0."""
-        found = np.empty((len(points), len(self)), np.float32)
+    def distances_to(self, points: np.ndarray, own: Ints | None = None) -> np.ndarray:
+        """Return squared distances (P, n) to points (P, D), or (1, n) to that of each item; 0 for equal items."""
+        found = np.empty((len(points) if own is None else 1, len(self)), np.float32)
 
         def work(chunks: Chunks) -> None:
             for chunk, x in chunks:
-                for point, distances in zip(points, found, strict=True):
-                    distances[chunk] = _squares(x - point)
+                for point, distances in zip(points if own is None else [points[own[chunk]]], found, strict=True):
+                    differences = x - point
+                    distances[chunk] = np.einsum("nd,nd->n", differences, differences)
 
         self.spread(work)
         return found
 
     def distances_to_own(self, centres: Floats, assignment: Ints) -> Floats:
-        """Squared distances (n,) to the centre of each item."""
-        found, places = np.empty(len(self)), centres.astype(np.float32)
-
-        def work(chunks: Chunks) -> None:
-            for chunk, x in chunks:
-                found[chunk] = _squares(x - places[assignment[chunk]])
-
-        self.spread(work)
-        return found
+        """Return squared distances (n,) of each item to its centre."""
+        return np.asarray(self.distances_to(centres.astype(np.float32), assignment)[0], np.float64)
 
     def grouped(self, clusters_of: Finder, n_clusters: int) -> tuple[Ints, Floats]:
-        """The cluster (n,) of each item, and the sums (K, D) over each cluster of its items times their weights."""
+        """Return the cluster (n,) of each item, and the weighted sum (K, D) of the items of each cluster."""
         assignment = np.empty(len(self), np.int64)
 
         def work(chunks: Chunks) -> Floats:
@@ -175,21 +192,11 @@ class _Items:
 
         return assignment, sum(self.spread(work, n_columns=n_clusters), np.zeros((n_clusters, self.x.shape[1])))
 
-    def n_distinct(self) -> int:
-        """How many of the items differ."""
-        return len(np.unique(self[:], axis=0))
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    """Whose threads can be limited; looking for them takes milliseconds."""
-    return ThreadpoolController()
-
 
 class _Lloyd:
-    """Alternates assignment and update; only `free` items are looked at, the labelled ones enter by their sums."""
+    """Alternates assignment and update of the `free` items; the labelled ones enter by their sums alone."""
 
-    def __init__(self, items: _Items, free: _Items, classes: Ints, n_clusters: int, n_seen: int) -> None:
+    def __init__(self, items: _Rows, free: _Rows, classes: Ints, n_clusters: int, n_seen: int) -> None:
         self.items, self.free, self.classes, self.n_clusters, self.n_seen = items, free, classes, n_clusters, n_seen
         labelled = np.flatnonzero(classes >= 0)
         fixed, own = items.take(labelled), classes[labelled]
@@ -198,15 +205,12 @@ class _Lloyd:
         self.variance = _mean_variance(items)
 
     def draw_start(self, rng: np.random.Generator) -> Floats:
-        """Centres (K, D): the means of the seen classes, and new ones by k-means++.
-
-        Each new one is the best of a few unlabelled items, drawn by their squared distance to the nearest centre.
-        """
+        """Return centres (K, D): means of seen classes, and new ones by k-means++, each the best of a few draws."""
         n_seen, free = self.n_seen, self.free
         n_items = max(START_ITEMS, START_ITEMS_PER_CLUSTER * (self.n_clusters - n_seen))
         if len(free) > n_items:
             free = free.take(np.sort(rng.choice(len(free), n_items, replace=False)))
-        centres = self.sums / np.maximum(self.counts, TINY)[:, None]
+        centres = self.sums / np.maximum(self.counts, LEAST_COUNT)[:, None]
         closest = np.full(len(free), np.inf)
         if n_seen > 0:
             nearest, _ = free.grouped(_nearest_of(centres[:n_seen]), n_seen)
@@ -226,7 +230,7 @@ class _Lloyd:
         return centres
 
     def run(self, centres: Floats, n_iterations: int, tolerance: float, display: Display) -> Clustering:
-        """From centres (K, D) to the end."""
+        """Iterate from centres (K, D) to the end."""
         before: Ints | None = None
         for n in range(1, n_iterations + 1):
             nearest, sums = self.free.grouped(_nearest_of(centres), self.n_clusters)
@@ -245,21 +249,17 @@ class _Lloyd:
 
     def _means(self, nearest: Ints, sums: Floats) -> Floats:
         counts = self.counts + np.bincount(nearest, self.free.weights, self.n_clusters)
-        means: Floats = (self.sums + sums) / np.maximum(counts, TINY)[:, None]
-        return means
+        return np.asarray((self.sums + sums) / np.maximum(counts, LEAST_COUNT)[:, None])
 
     def _fill_empty(self, nearest: Ints, sums: Floats) -> None:
-        """Give each new cluster without items the one farthest from the mean of its cluster, and its equals; in place.
-
-        A cluster of equal items has no distances and so keeps them, whatever else rounding may say.
-        """
+        """Move the item farthest from its mean, and its equals, into each new cluster without items; in place."""
         sizes = np.bincount(nearest, minlength=self.n_clusters)
         for k in self.n_seen + np.flatnonzero(sizes[self.n_seen :] == 0):
-            distances = self.free.distances_to_own(self._means(nearest, sums), nearest)
+            distances = self.free.distances_to_own(self._means(nearest, sums), nearest)  # 0 where all are equal
             may_leave = (nearest < self.n_seen) | (sizes[nearest] > 1)
             far = int(np.argmax(np.where(may_leave, distances, -1)))
             donor, x = nearest[far], self.free[far : far + 1]
-            if distances[far] <= 1e-12 * np.square(x).sum():  # what rounding leaves of 0
+            if distances[far] <= 1e-12 * np.square(x).sum():  # 0, but for rounding
                 self._require_distinct()
             moved = np.flatnonzero((nearest == donor) & (self.free.distances_to(x)[0] == 0))
             if donor >= self.n_seen and len(moved) == sizes[donor]:
@@ -270,15 +270,15 @@ class _Lloyd:
             nearest[moved] = k
 
     def _require_distinct(self) -> None:
-        if (n := self.free.n_distinct()) < self.n_clusters - self.n_seen:
+        if (n := len(np.unique(self.free[:], axis=0))) < self.n_clusters - self.n_seen:
             raise TooManyClusters(n, self.n_clusters, self.n_seen)
 
 
 def _nearest_of(centres: Floats) -> Finder:
-    """Finds the nearest centre of items, the first in a tie.
+    """Return a finder of the nearest centre, the first in a tie.
 
-    |x - c|^2 less what all centres share is |c - m|^2 + 2 m.(c - m) - 2 x.(c - m) for any m; with the mean of the
-    centres, items far from the origin lose no more digits than they must.
+    |x - c|^2 without the terms that all centres share is |c - m|^2 + 2 m.(c - m) - 2 x.(c - m) for any m. The mean of
+    the centres as m keeps most digits of items far from the origin.
     """
     middle = centres.mean(axis=0)
     offsets = centres - middle
@@ -288,20 +288,13 @@ def _nearest_of(centres: Floats) -> Finder:
     def find(_: slice, x: np.ndarray) -> Ints:
         scores = x @ factors
         scores += bias
-        nearest: Ints = scores.argmin(axis=1)
-        return nearest
+        return np.asarray(scores.argmin(axis=1))
 
     return find
 
 
-def _squares(differences: np.ndarray) -> np.ndarray:
-    """Squared length of each row."""
-    found: np.ndarray = np.einsum("nd,nd->n", differences, differences)
-    return found
-
-
-def _mean_variance(items: _Items) -> float:
-    """Of a feature, the mean over features."""
+def _mean_variance(items: _Rows) -> float:
+    """Return the variance of a feature, averaged over features."""
     origin = items[:1]
 
     def work(chunks: Chunks) -> Floats:
@@ -315,26 +308,13 @@ def _mean_variance(items: _Items) -> float:
     return float(np.mean(second - np.square(first)))
 
 
-def read_points(x: Array, name: str = "x") -> np.ndarray:
-    """Items x (N, D), finite and of a size whose squares float32 can hold; ValueError else."""
-    points = as_array(x)
-    if points.ndim != 2:
-        raise ValueError(f"{name} has shape {points.shape}; clustering takes (N, D), for example one view as x[:, 0]")
-    check_finite(points, allow_constant=True)
-    largest = max(abs(float(points.min())), abs(float(points.max())))
-    if largest > LARGEST or 0 < largest < SMALLEST:
-        raise ValueError(f"{name} reaches {largest:g}, whose square leaves the range of float32; scale it")
-    return points
-
-
-def _read_classes(labels: Array | None, n: int, n_clusters: int) -> tuple[Ints, int]:
-    """Labels as (N,) int64, and the number of seen classes C."""
-    found = np.full(n, -1) if labels is None else _numpy(labels)
+def _read_classes(labels: Array | Labels | None, n: int, n_clusters: int) -> tuple[Ints, int]:
+    """Return labels as (N,) int64, and the number of seen classes C."""
+    found = np.full(n, -1) if labels is None else to_numpy(labels.values if isinstance(labels, Labels) else labels)
     if found.shape != (n,) or found.dtype.kind not in "iu":
         raise ValueError(f"labels have shape {found.shape} and dtype {found.dtype}; give {n} ints, -1 if unlabelled")
     classes = found.astype(np.int64)
-    if classes.min() < -1:
-        raise ValueError(f"labels hold {classes.min()}; give 0 to C-1, and -1 if unlabelled")
+    require(classes.min() >= -1, f"labels hold {classes.min()}; give 0 to C-1, and -1 if unlabelled")
     present = np.unique(classes[classes >= 0])
     if not np.array_equal(present, np.arange(len(present))):
         missing = np.setdiff1d(np.arange(len(present)), present)[0]
@@ -344,17 +324,11 @@ def _read_classes(labels: Array | None, n: int, n_clusters: int) -> tuple[Ints, 
     return classes, len(present)
 
 
-def _read_weights(weights: Array | None, n: int) -> Floats | None:
-    if weights is None:
-        return None
-    found = _numpy(weights).astype(np.float64)
+def _read_weights(weights: Array | None, n: int) -> Floats:
+    found = np.ones(n) if weights is None else to_numpy(weights).astype(np.float64)
     if found.shape != (n,) or not (np.isfinite(found) & (found > 0)).all():
         raise ValueError(f"weights have shape {found.shape}; give {n} finite numbers above 0, one for each item")
     return found
-
-
-def _numpy(values: Array) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _read_start(start: Array, n_clusters: int, n_features: int) -> Floats:
@@ -365,11 +339,11 @@ def _read_start(start: Array, n_clusters: int, n_features: int) -> Floats:
 
 
 class TooManyClusters(ValueError):
-    """More new clusters than there are distinct unlabelled items."""
+    """More new clusters were asked for than there are distinct unlabelled items."""
 
     def __init__(self, n_distinct: int, n_clusters: int, n_seen: int):
         self.n_distinct = n_distinct
         super().__init__(
-            f"n_clusters={n_clusters} asks for {n_clusters - n_seen} new clusters, but the unlabelled items are only "
-            f"{n_distinct} distinct ones; give n_clusters of at most {n_seen + n_distinct}"
+            f"n_clusters={n_clusters} asks for {n_clusters - n_seen} new clusters, but only {n_distinct} of the "
+            f"unlabelled items are distinct; use at most {n_seen + n_distinct} clusters"
         )

@@ -1,6 +1,7 @@
-"""How well clusters agree with hidden classes, for seen and novel ones apart, and how well scores tell novel items."""
+"""Metrics of discovery: agreement of clusters with hidden classes, for seen and novel ones apart, and novelty AUROC."""
 
 import math
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,12 +10,15 @@ import numpy as np
 import scipy
 import torch
 
+from combemb.system.arrays import to_numpy
+from combemb.system.errors import require
+
 METRICS = ("acc_joint", "acc_split", "acc_paper", "nmi", "ari")
 NOISE = -1
 
 
 class Parts(NamedTuple):
-    """One number for all items, one for those of seen and one for those of novel classes; NaN where there are none."""
+    """A number for all items, for those of seen and for those of novel classes; NaN where there are no items."""
 
     all: float
     seen: float
@@ -25,11 +29,19 @@ class Parts(NamedTuple):
 class Agreement:
     """How well clusters agree with the hidden classes of the same items.
 
-    An accuracy is the share of items whose cluster is matched to their class. Matchings are one to one and have as many
-    right items as possible: among all items (`acc_joint`), or among those of seen and those of novel classes apart
-    (`acc_split`). `acc_paper` has the latter for seen and novel, the former for all. `nmi`, over the mean of both
-    entropies, and `ari` compare the same clusters and classes without a matching; where a part has one class, they are
-    1 if it is one cluster, else 0. `n_items` are the items of each part.
+    An accuracy is the share of items whose cluster is matched to their class, one to one and with as many right items
+    as possible. Each attribute has its values in `.all`, `.seen` and `.novel`.
+
+    Attributes
+    ----------
+    acc_joint, acc_split, acc_paper : Parts
+        Accuracy of one matching of all items; of two matchings, one for the items of seen classes and one for those of
+        novel classes; and as papers report it, the first for all items, the second for seen and novel ones.
+    nmi, ari : Parts
+        Normalised mutual information (arithmetic mean) and adjusted Rand index. Where a part has one class, they are 1
+        if it has one cluster, otherwise 0.
+    n_items : Parts
+        Number of items.
     """
 
     acc_joint: Parts
@@ -40,11 +52,10 @@ class Agreement:
     n_items: Parts
 
     def as_dict(self, prefix: str = "") -> dict[str, float]:
-        """The fifteen numbers by flat names, such as `acc_joint_novel`, or `test_acc_joint_novel` with a prefix."""
+        """Return the fifteen numbers by flat names: `acc_joint_novel`, or `test_acc_joint_novel` with prefix "test"."""
         start = f"{prefix}_" if prefix else ""
-        return {
-            f"{start}{name}_{part}": getattr(getattr(self, name), part) for name in METRICS for part in Parts._fields
-        }
+        pairs = ((name, part) for name in METRICS for part in Parts._fields)
+        return {f"{start}{name}_{part}": getattr(getattr(self, name), part) for name, part in pairs}
 
     def __str__(self) -> str:
         rows = [("", *Parts._fields), ("items", *(str(n) for n in self.n_items))]
@@ -54,13 +65,25 @@ class Agreement:
 
 
 def agreement(clusters: Any, targets: Any, is_novel: Any) -> Agreement:
-    """Compare clusters (N,) with targets (N,); `is_novel` (N,) bool says which targets are novel classes.
+    """Compare clusters with hidden classes.
 
-    Ids are ints, strings or other hashable values; a cluster that bears the name of a class is matched like any other.
-    None or -1 in place of a cluster is noise: wrong in every accuracy, one more cluster in `nmi` and `ari`. Of several
-    best matchings for `acc_joint`, one with the most right items of seen classes counts: then neither the order of the
-    items nor the names of the clusters decide, and novel classes are not flattered.
+    Of several best matchings for `acc_joint`, one with the most right items of seen classes counts. So neither the
+    order of the items nor the names of the clusters matter, and novel classes are not favoured.
 
+    Parameters
+    ----------
+    clusters : sequence of length N
+        Ints, strings or other hashable values. None or -1 is noise: wrong in every accuracy, one more cluster in `nmi`
+        and `ari`. A cluster that has the name of a class is matched like any other.
+    targets, is_novel : sequence and bool array of length N
+        Hidden class of each item, and whether that class is novel.
+
+    Returns
+    -------
+    Agreement
+
+    Examples
+    --------
     >>> print(agreement([0, 0, 0, 0, 0, 1], ["cat", "cat", "cat", "owl", "owl", "owl"], [False] * 3 + [True] * 3))
                   all    seen   novel
     items           6       3       3
@@ -70,123 +93,89 @@ def agreement(clusters: Any, targets: Any, is_novel: Any) -> Agreement:
     nmi         0.231   1.000   0.000
     ari         0.000   1.000   0.000
     """
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # noqa: PLC0415 - slow
+
     novel = _read_mask(is_novel)
-    cluster, cluster_ids = _numbered(clusters, "clusters", len(novel))
+    cluster, _ = _numbered(clusters, "clusters", len(novel))
     target, classes = _numbered(targets, "targets", len(novel))
     n_missing = int((target == NOISE).sum())
-    if n_missing > 0:
-        raise ValueError(f"{n_missing} of {len(target)} targets are missing (None or -1); drop these items")
-    is_novel_class = _novel_classes(target, novel, classes)
-
-    # Items by cluster and class; the last row, where the -1 of `cluster` points, is noise.
-    table = np.zeros((len(cluster_ids) + 1, len(classes)), dtype=np.int64)
-    np.add.at(table, (cluster, target), 1)
-    n_right = _n_right(table[:-1], ~is_novel_class)
-    n_right_apart = np.zeros_like(n_right)
-    for of in (~is_novel_class, is_novel_class):
-        n_right_apart[of] = _n_right(table[:-1, of])
+    require(n_missing == 0, f"{n_missing} of {len(target)} targets are missing (None or -1); drop these items")
+    _require_whole_classes(target, novel, classes)
+    is_matched = matched(cluster, target, ~novel)
+    is_matched_apart = np.empty_like(is_matched)
+    for part in (novel, ~novel):
+        is_matched_apart[part] = matched(cluster[part], target[part])
 
     def parts(metric: Callable[[np.ndarray], float]) -> Parts:
-        subsets = (np.full(len(classes), True), ~is_novel_class, is_novel_class)
-        return Parts(*(metric(of) if of.any() else math.nan for of in subsets))
+        return Parts(*(float(metric(of)) if of.any() else math.nan for of in (novel | True, ~novel, novel)))
 
-    acc_joint = parts(lambda of: int(n_right[of].sum()) / int(table[:, of].sum()))
-    acc_split = parts(lambda of: int(n_right_apart[of].sum()) / int(table[:, of].sum()))
-    return Agreement(
-        acc_joint=acc_joint,
-        acc_split=acc_split,
-        acc_paper=acc_split._replace(all=acc_joint.all),
-        nmi=parts(lambda of: _nmi(table[:, of])),
-        ari=parts(lambda of: _ari(table[:, of])),
-        n_items=Parts(len(novel), int((~novel).sum()), int(novel.sum())),
-    )
+    acc_joint = parts(lambda of: is_matched[of].mean())
+    acc_split = parts(lambda of: is_matched_apart[of].mean())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # some versions warn if most classes or clusters have one item
+        nmi = parts(lambda of: min(normalized_mutual_info_score(target[of], cluster[of]), 1.0))  # not 1 + 1e-16
+        ari = parts(lambda of: adjusted_rand_score(target[of], cluster[of]))
+    n_items = Parts(len(novel), int((~novel).sum()), int(novel.sum()))
+    return Agreement(acc_joint, acc_split, acc_split._replace(all=acc_joint.all), nmi, ari, n_items)
 
 
 def novelty_auroc(scores: Any, is_novel: Any) -> float:
-    """How often a novel item has a higher score than a seen one, over all such pairs, equal scores counted half.
+    """Compute the area under the ROC curve of novelty scores.
 
-    scores (N,), higher = more likely novel; is_novel (N,) bool. NaN when all items are novel or all are seen.
+    Parameters
+    ----------
+    scores : array of shape (N,)
+        Higher scores are more likely novel; infinite ones are allowed.
+    is_novel : bool array of shape (N,)
+        Which items belong to novel classes.
+
+    Returns
+    -------
+    float
+        How often a novel item has a higher score than a seen one, ties counted half; NaN without one of the two kinds.
     """
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - takes a second
+
     novel = _read_mask(is_novel)
-    score = _to_array(scores)
-    if score.shape != novel.shape or score.dtype.kind not in "iuf":
-        raise ValueError(
-            f"scores have shape {score.shape} and dtype {score.dtype} for {len(novel)} items; give one number per item"
-        )
+    score = to_numpy(scores)
+    found = f"scores have shape {score.shape} and dtype {score.dtype} for {len(novel)} items"
+    is_usable = score.shape == novel.shape and score.dtype.kind in "iuf"
+    require(is_usable, f"{found}; give one number per item")
     n_nan = int(np.isnan(score).sum())
-    if n_nan > 0:
-        raise ValueError(f"{n_nan} of {len(score)} scores are NaN, which have no rank; drop or repair these items")
-    distinct, place = np.unique(score, return_inverse=True)
-    n_novel, n_seen = (np.bincount(place[of], minlength=len(distinct)) for of in (novel, ~novel))
-    n_pairs = int(n_novel.sum()) * int(n_seen.sum())
-    twice_won = n_novel @ (2 * np.cumsum(n_seen) - n_seen)  # a score beats all seen ones below it, and half of its own
-    return int(twice_won) / (2 * n_pairs) if n_pairs else math.nan
+    require(n_nan == 0, f"{n_nan} of {len(score)} scores are NaN, which have no rank; drop or fix these items")
+    if novel.all() or not novel.any():
+        return math.nan
+    _, ranks = np.unique(score, return_inverse=True)  # scikit-learn refuses infinite scores
+    return float(roc_auc_score(novel, ranks))
 
 
-def _n_right(table: np.ndarray, is_favoured: np.ndarray | bool = False) -> np.ndarray:
-    """(classes,) items of each class in the cluster matched to it.
+def matched(cluster: np.ndarray, target: np.ndarray, is_favoured: np.ndarray | bool = False) -> np.ndarray:
+    """Return (N,) bool: items whose cluster is matched to their class, one to one, with as many right as possible.
 
-    table (clusters, classes); is_favoured (classes,) bool. The matching has the most right items, and among such
-    matchings the most right items of favoured classes; its weights are exact in float64 below 90 million items.
+    Of several such matchings, one with the most favoured right items counts. Exact below 90 million items.
     """
-    rows, columns = scipy.optimize.linear_sum_assignment(table * (table.sum() + 1) + table * is_favoured, maximize=True)
-    n_right = np.zeros(table.shape[1], dtype=np.int64)
-    n_right[columns] = table[rows, columns]
-    return n_right
-
-
-def _nmi(table: np.ndarray) -> float:
-    """2·I / (H(clusters) + H(classes)) with I = H(clusters) + H(classes) - H(both); 1 for one cluster and one class."""
-    both = _entropy(table.sum(axis=0)) + _entropy(table.sum(axis=1))
-    return min(max(2 * (both - _entropy(table.ravel())) / both, 0.0), 1.0) if both > 0 else 1.0
-
-
-def _entropy(counts: np.ndarray) -> float:
-    share = counts[counts > 0] / counts.sum()
-    return math.fsum(-share * np.log(share))
-
-
-def _ari(table: np.ndarray) -> float:
-    """Hubert and Arabie's index: pairs of items together in both, against the number expected by chance.
-
-    (T - AB/P) / ((A + B)/2 - AB/P) of P pairs, A in one cluster, B in one class, T in both; in exact integers.
-    """
-    T, A, B = (_n_pairs(counts) for counts in (table, table.sum(axis=1), table.sum(axis=0)))
-    P = _n_pairs(table.sum())
-    at_most = (A + B) * P - 2 * A * B
-    return 2 * (T * P - A * B) / at_most if at_most > 0 else 1.0
-
-
-def _n_pairs(counts: np.ndarray) -> int:
-    return int((counts * (counts - 1) // 2).sum())
-
-
-def _to_array(values: Any) -> np.ndarray:
-    if isinstance(values, torch.Tensor):
-        on_cpu = values.detach().cpu()
-        return np.asarray((on_cpu.double() if on_cpu.is_floating_point() else on_cpu).numpy())  # numpy has no bfloat16
-    return np.asarray(values)
+    weights = np.zeros((cluster.max(initial=NOISE) + 2, target.max(initial=0) + 1), np.int64)  # the last row is noise
+    np.add.at(weights, (cluster, target), len(cluster) + 1 + np.asarray(is_favoured))
+    pairs = np.zeros_like(weights, bool)
+    pairs[scipy.optimize.linear_sum_assignment(weights[:-1], maximize=True)] = True
+    return np.asarray(pairs[cluster, target])
 
 
 def _read_mask(is_novel: Any) -> np.ndarray:
-    mask = _to_array(is_novel)
-    if mask.ndim != 1 or mask.dtype != bool or len(mask) == 0:
-        raise ValueError(
-            f"is_novel has shape {mask.shape} and dtype {mask.dtype}; give (N,) bool of at least one item, True where "
-            "its class is novel"
-        )
+    mask = to_numpy(is_novel)
+    found = f"is_novel has shape {mask.shape} and dtype {mask.dtype}"
+    is_mask = mask.ndim == 1 and mask.dtype == bool and len(mask) > 0
+    require(is_mask, f"{found}; give (N,) bool of at least one item, True where its class is novel")
     return mask
 
 
 def _numbered(values: Any, name: str, N: int) -> tuple[np.ndarray, list[Hashable]]:
-    """Ids as numbers (N,) int64, -1 for None and -1, and the distinct ids in the order of their numbers."""
-    if not isinstance(values, list | tuple):  # of a list [1, "a"] numpy would make two strings
-        array = _to_array(values)
-        if array.ndim != 1:
-            raise ValueError(f"{name} have shape {array.shape}; give (N,), one id per item")
+    """Return ids as numbers (N,) int64, -1 for None and -1, and the distinct ids in the order of their numbers."""
+    if not isinstance(values, list | tuple):  # numpy would turn a list [1, "a"] into two strings
+        array = to_numpy(values)
+        require(array.ndim == 1, f"{name} have shape {array.shape}; give (N,), one id per item")
         values = array.tolist()
-    if len(values) != N:
-        raise ValueError(f"there are {len(values)} {name} for the {N} items of is_novel; give one per item")
+    require(len(values) == N, f"there are {len(values)} {name} for the {N} items of is_novel; give one per item")
     number: dict[Hashable, int] = {None: NOISE, NOISE: NOISE}
     try:
         numbers = [number.setdefault(value, len(number) - 2) for value in values]
@@ -199,14 +188,11 @@ def _numbered(values: Any, name: str, N: int) -> tuple[np.ndarray, list[Hashable
     return np.array(numbers, dtype=np.int64), ids
 
 
-def _novel_classes(target: np.ndarray, novel: np.ndarray, classes: list[Hashable]) -> np.ndarray:
-    """(classes,) bool; a class is novel as a whole or not at all."""
-    n_items = np.bincount(target)
-    n_novel = np.bincount(target[novel], minlength=len(classes))
+def _require_whole_classes(target: np.ndarray, novel: np.ndarray, classes: list[Hashable]) -> None:
+    """Raise a ValueError if a class is partly novel."""
+    n_items, n_novel = np.bincount(target), np.bincount(target[novel], minlength=len(classes))
     mixed = np.flatnonzero((n_novel > 0) & (n_novel < n_items))
     if len(mixed) > 0:
-        raise ValueError(
-            f"{n_novel[mixed[0]]} of {n_items[mixed[0]]} items of class {classes[mixed[0]]!r} are marked novel; "
-            "a class is novel as a whole or not at all"
-        )
-    return np.asarray(n_novel > 0)
+        c = mixed[0]
+        found = f"{n_novel[c]} of {n_items[c]} items of class {classes[c]!r} are marked novel"
+        raise ValueError(f"{found}; a class is novel as a whole or not at all")

@@ -1,4 +1,4 @@
-"""Discovery: the clusters that were found, and where new items belong."""
+"""Discovery: the clusters that `discover` found, and the clusters of new items."""
 
 import json
 from collections.abc import Iterator
@@ -12,25 +12,39 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from combemb.discovery.kmeans import Array
-from combemb.discovery.points import Points
+from combemb.discovery.points import BLOCK_ROWS, Points
+from combemb.system.arrays import Array
+from combemb.system.errors import require
 from combemb.system.files import write_tensors
 
 FORMAT = 1
 NEITHER = "neither"
-ROWS = 8_192  # items whose distances to all centres are held at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Discovery:
-    """What `discover` found: N items in K clusters, first the C seen classes, then the novel ones, the largest first.
+    """N items in K clusters, first the C seen classes, then the novel ones, the largest first.
 
-    names (K,): the seen classes as they were given, and "novel-1", ... `assignment` (N,): the cluster of each item, a
-    place in `names`. `nearest` (N,): the cluster whose centre is nearest, which for a labelled item may be another.
-    `distance` (N,): to the centre of its cluster. `confidence` (N,): 1 for labelled items, else
-    1 - (distance / distance to the next centre)^2, which is 0 half-way between two. `spreads` (K,): the root mean
-    square distance in a cluster. `reach`: the spreads beyond which an item is of no cluster. `points`: how embeddings
-    and features became the points that were clustered.
+    Attributes
+    ----------
+    names : object array of shape (K,)
+        Seen classes as they were given, then "novel-1", "novel-2", ...
+    n_seen, n_novel_interval : int, tuple of int
+        Number of seen classes C, and the smallest and the largest plausible number of novel classes.
+    assignment, nearest : int64 arrays of shape (N,)
+        Cluster of each item, and the one with the nearest centre, which may be another for a labelled item.
+    distance : float32 array of shape (N,)
+        Distance of each item to the centre of its cluster.
+    confidence : float32 array of shape (N,)
+        1 for labelled items, otherwise 1 - (distance / distance to the next centre)^2: 0 half-way between two centres.
+    is_labelled : bool array of shape (N,)
+        Items that had a label.
+    centres, spreads : float32 arrays of shape (K, D) and (K,)
+        Centre of each cluster, and the root mean square distance of its items.
+    reach : float
+        An item that is more than this number of spreads away from every centre belongs to no cluster.
+    points : Points
+        Turns embeddings and features into the points that were clustered.
     """
 
     names: np.ndarray
@@ -56,27 +70,27 @@ class Discovery:
 
     @property
     def n_novel(self) -> int:
-        """How many novel classes there are: estimated, unless it was given."""
+        """Number of novel classes: estimated, unless it was given."""
         return len(self.names) - self.n_seen
 
     @property
     def clusters(self) -> np.ndarray:
-        """(N,) objects: the seen class of each item as it was given, or the name of a novel one."""
+        """Name of the cluster of each item, an object array of shape (N,)."""
         return np.asarray(self.names[self.assignment])
 
     @property
     def is_novel(self) -> np.ndarray:
-        """(N,) bool: items of novel classes."""
+        """Which items are in novel classes, a bool array of shape (N,)."""
         return np.asarray(self.assignment >= self.n_seen)
 
     @property
     def sizes(self) -> dict[Any, int]:
-        """The items of each cluster, labelled ones too."""
+        """Number of items of each cluster by its name, labelled ones included."""
         return dict(zip(self.names, np.bincount(self.assignment, minlength=len(self.names)).tolist(), strict=True))
 
     @cached_property
     def neighbours(self) -> dict[Any, Any]:
-        """The seen class whose centre is nearest to that of each novel one; empty without seen classes."""
+        """Nearest seen class of each novel one, by their centres; empty without seen classes."""
         if self.n_seen == 0:
             return {}
         nearest = _distances(self.centres[self.n_seen :], self.centres[: self.n_seen]).argmin(axis=1)
@@ -84,37 +98,59 @@ class Discovery:
 
     @property
     def neither(self) -> str:
-        """What `predict` says of an item that is far from all clusters."""
+        """What `predict` returns for an item that is far from all clusters."""
         return next(free_names(NEITHER, set(self.names), bare=True))
 
     def exemplars(self, cluster: Any, n: int = 10) -> np.ndarray:
-        """Rows of the n items nearest to the centre of a cluster, the nearest first."""
-        rows = self._rows(cluster)
-        return np.asarray(rows[np.argsort(self.distance[rows], kind="stable")][:n])
+        """Return the rows of the items nearest to the centre of a cluster, the nearest first.
+
+        Parameters
+        ----------
+        cluster, n : int or str, int
+            One of `names`, and the maximum number of rows.
+
+        Returns
+        -------
+        int64 array
+        """
+        return self._rows(cluster, self.distance)[:n]
 
     def borderline(self, cluster: Any, n: int = 10) -> np.ndarray:
-        """Rows of the n items of a cluster that are the most nearly in another one; labelled ones come last."""
-        rows = self._rows(cluster)
-        return np.asarray(rows[np.argsort(self.confidence[rows], kind="stable")][:n])
+        """Return the rows of the least confident items of a cluster, as `exemplars` does; labelled ones come last."""
+        return self._rows(cluster, self.confidence)[:n]
 
     def predict(self, z: Array, features: Array | None = None) -> np.ndarray:
-        """The cluster of each new item z (n, D), objects as in `clusters`, or `neither` if it is far from all.
+        """Assign new items to clusters.
 
-        features (n, F): if such were given to `discover`.
+        Parameters
+        ----------
+        z : array of shape (n, D)
+            Embeddings.
+        features : array of shape (n, F), optional
+            Features of these items, required if `discover` was given features.
+
+        Returns
+        -------
+        object array of shape (n,)
+            Names as in `clusters`, or `neither` for an item that is far from all clusters.
         """
         names = np.append(self.names, np.array([self.neither], dtype=object))
         found = np.empty(len(z), np.int64)
         for rows, distances in self._distances_of(z, features):
-            nearest = distances.argmin(axis=1)
             is_far = (distances > self.reach * self.spreads).all(axis=1)
-            found[rows] = np.where(is_far, len(self.names), nearest)
+            found[rows] = np.where(is_far, len(self.names), distances.argmin(axis=1))
         return np.asarray(names[found])
 
     def novelty(self, z: Array, features: Array | None = None) -> np.ndarray:
-        """How much farther each item z (n, D) is from every seen class than from a novel one, (n,): larger, more novel.
+        """Score how much farther new items are from all seen classes than from a novel one.
 
-        The squared distance to the nearest seen centre, less that to the nearest novel one if there are any; without
-        seen classes all items are equally novel. features (n, F): if such were given to `discover`.
+        The score is the squared distance to the nearest seen centre, minus that to the nearest novel centre if there is
+        one; it is 0 without seen classes. z and features are those of `predict`.
+
+        Returns
+        -------
+        float32 array of shape (n,)
+            Higher scores are more likely novel.
         """
         found = np.zeros(len(z), np.float32)
         for rows, distances in self._distances_of(z, features):
@@ -126,10 +162,9 @@ class Discovery:
         return found
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, which is never half-written."""
+        """Write a safetensors file, whole or not at all."""
         path = Path(path)
-        if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent}; make it first")
+        require(path.parent.is_dir(), f"there is no folder {path.parent}; create it first")
         about = {"names": self.names.tolist(), "n_seen": self.n_seen, "n_novel_interval": self.n_novel_interval}
         about |= {"reach": self.reach, "scale": self.points.scale, "format": FORMAT}
         arrays = {name: getattr(self, name) for name in ARRAYS}
@@ -139,7 +174,7 @@ class Discovery:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file of `save`."""
+        """Read a file that `save` wrote."""
         try:
             with safe_open(path, "np") as file:
                 about = json.loads((file.metadata() or {})["discovery"])
@@ -156,29 +191,27 @@ class Discovery:
             raise ValueError(f"cannot read a discovery from {path}: {error}; discover again") from error
 
     def _check(self) -> None:
-        """ValueError if the parts do not belong together."""
+        """Raise a ValueError if the parts do not belong together."""
         K, N = len(self.names), len(self)
         is_fit = {len(self.centres), len(self.spreads)} == {K} and 0 <= self.n_seen <= K
         is_fit &= all(len(getattr(self, name)) == N for name in ("nearest", "distance", "confidence", "is_labelled"))
         if not is_fit or not all(((x >= 0) & (x < K)).all() for x in (self.assignment, self.nearest)):
             raise ValueError("its parts do not fit together")
 
-    def _rows(self, cluster: Any) -> np.ndarray:
+    def _rows(self, cluster: Any, by: np.ndarray) -> np.ndarray:
+        """Return the rows of the items of a cluster in the order of `by` (N,)."""
         place = [i for i, name in enumerate(self.names) if name == cluster]
         if not place:
-            raise ValueError(
-                f"there is no cluster {cluster!r}; the clusters are {', '.join(map(repr, self.names[:9]))}"
-            )
-        return np.flatnonzero(self.assignment == place[0])
+            raise ValueError(f"there is no cluster {cluster!r}; choose one of {', '.join(map(repr, self.names[:9]))}")
+        rows = np.flatnonzero(self.assignment == place[0])
+        return np.asarray(rows[np.argsort(by[rows], kind="stable")])
 
     def _distances_of(self, z: Array, features: Array | None) -> Iterator[tuple[slice, np.ndarray]]:
-        """Distances of items to all centres, some rows at a time."""
+        """Yield the distances of new items to all centres, a block of rows at a time."""
         x = self.points.of(z, features)
         if x.shape[1] != self.centres.shape[1]:
-            n_features = self.centres.shape[1] - self.points.matrix.shape[1]
-            raise ValueError(
-                f"z has shape {tuple(np.shape(z))}; give (n, {n_features}), as when these clusters were found"
-            )
+            D = self.centres.shape[1] - self.points.matrix.shape[1]
+            raise ValueError(f"z has shape {tuple(np.shape(z))}; give (n, {D}), as for `discover`")
         return in_blocks(x, self.centres)
 
 
@@ -186,23 +219,22 @@ ARRAYS = ("assignment", "nearest", "distance", "confidence", "is_labelled", "cen
 
 
 def free_names(word: str, taken: set[Any], bare: bool = False) -> Iterator[str]:
-    """word-1, word-2, ..., where `bare` the word itself before them; without those that are taken."""
+    """Yield word-1, word-2, ... except those taken; if `bare`, the word itself comes first."""
     if bare and word not in taken:
         yield word
     yield from (name for name in (f"{word}-{i}" for i in count(1)) if name not in taken)
 
 
 def in_blocks(x: np.ndarray, centres: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Distances to all centres, some rows at a time."""
-    for start in range(0, len(x), ROWS):
-        rows = slice(start, start + ROWS)
+    """Yield a slice of rows and their distances to all centres, a block at a time."""
+    for start in range(0, len(x), BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
         yield rows, _distances(x[rows], centres)
 
 
 def _distances(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Distances (n, K) float64; measured from the mean of the centres, so that hardly a digit is lost."""
+    """Return distances (n, K) float64, computed relative to the mean of the centres to keep their digits."""
     middle = centres.mean(axis=0, dtype=np.float64)
     a, b = x - middle, centres - middle
     squares = np.square(a).sum(axis=1)[:, None] - 2 * a @ b.T + np.square(b).sum(axis=1)
-    found: np.ndarray = np.sqrt(np.maximum(squares, 0))
-    return found
+    return np.asarray(np.sqrt(np.maximum(squares, 0)))

@@ -57,7 +57,7 @@ def test_without_labels_it_is_plain_clustering_and_says_so(tmp_path: Path):
     np.save(tmp_path / "items.npy", BLOBS.x)
     run = fitted(tmp_path / "items.npy", tmp_path / "run")
     result = done("discover", run)
-    note = "note: no item is labelled, so that all clusters are novel: this is plain clustering\n"
+    note = "note: no item is labelled: this is plain clustering, all of it novel\n"
     assert told(result) == note
     rows = table(run)
     assert all(rows["is_novel"])
@@ -70,7 +70,7 @@ def test_without_labels_it_is_plain_clustering_and_says_so(tmp_path: Path):
 def test_where_all_is_labelled_nothing_is_left_to_discover(own_run: Path, tmp_path: Path):
     labels = write_labels(tmp_path / "labels.txt", np.array([*SEEN, "eel", "fox"])[BLOBS.targets])
     result = done("discover", own_run, "--labels", labels)
-    assert told(result) == "note: all items are labelled, so that nothing is left to discover\n"
+    assert told(result) == "note: all items are labelled: nothing is left to discover\n"
     assert "6 seen classes, 0 novel; 0 items are of novel classes" in result.stdout
     rows = table(own_run)
     assert rows["cluster"] == labels.read_text().split()

@@ -64,7 +64,7 @@ def test_discover_returns_what_it_keeps_and_the_last_call_counts(plain_model, pl
     assert "novel-3" not in plain_model.predict(plain.x)
 
 
-@pytest.mark.parametrize("options", [{"estimator": "gcd"}, {"estimator": "dtc"}, {"n_novel": 3}], ids=str)
+@pytest.mark.parametrize("options", [{"count_by": "gcd"}, {"count_by": "dtc"}, {"n_novel": 3}], ids=str)
 def test_it_is_what_the_embeddings_and_the_clean_features_say(name, plain, options):
     model = small(name, seed=3).fit(plain.x, plain.labels)
     expected = discover(model.embed(plain.x), plain.labels, features=plain.x, seed=3, **options)
@@ -76,7 +76,7 @@ def test_it_is_what_the_embeddings_and_the_clean_features_say(name, plain, optio
     [
         ({"n_novel": -1}, "n_novel=-1"),
         ({"n_novel": 2.5}, "2.5"),
-        ({"estimator": "nope"}, "sizes, codes, gcd, dtc"),
+        ({"count_by": "nope"}, "sizes, codes, gcd, dtc"),
         ({"labels": [0, -1]}, "2 labels for 280 items"),
     ],
     ids=str,

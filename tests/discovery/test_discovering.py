@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from combemb.discovery.discovering import NothingToDiscover, discover
-from combemb.discovery.metrics import agreement
-from combemb.discovery.result import Discovery
+from combemb.data.labels import read_labels
+from combemb.discovery import Discovery, NothingToDiscover, agreement, discover
+from combemb.discovery.kmeans import kmeans
 from combemb.search.codebook import binary_codebook
 from tests.blobs import blobs
 
@@ -82,7 +82,17 @@ def test_input_is_left_as_it_was_and_tensors_are_taken():
     assert np.array_equal(a.clusters, b.clusters)
 
 
-def test_names_that_are_taken_are_passed_over():
+def test_labels_that_were_read_are_taken_as_they_are():
+    given = blobs(3, 2)
+    names = np.where(given.labels >= 0, NAMES[given.labels], None)
+    read = read_labels(names, len(names))
+    assert np.array_equal(discover(given.x, read, 2).clusters, discover(given.x, names, 2).clusters)
+    assert np.array_equal(kmeans(given.x, 5, read).assignment, kmeans(given.x, 5, given.labels).assignment)
+    with pytest.raises(ValueError, match="there are 200 labels for 9 items"):
+        discover(given.x[:9], read, 2)
+
+
+def test_names_that_are_taken_are_skipped():
     given = blobs(2, 3)
     labels = np.where(given.labels >= 0, np.array(["novel-2", "neither"], dtype=object)[given.labels], None)
     found = discover(given.x, labels, 3)
@@ -152,7 +162,7 @@ def test_features_stand_beside_the_embeddings():
     found = discover(z, given.labels, 2, features=features)
     assert agreement(found.clusters.tolist(), given.targets, given.targets >= 4).acc_joint.all == 1
     assert np.array_equal(found.predict(z, features)[given.targets == 5], found.clusters[given.targets == 5])
-    with pytest.raises(ValueError, match="found with features beside the embeddings; give 12 of each item"):
+    with pytest.raises(ValueError, match="found with features; give the 12 features of each item"):
         found.predict(z)
     with pytest.raises(ValueError, match=r"features have shape \(240, 3\)"):
         found.novelty(z, features[:, :3])
@@ -206,7 +216,7 @@ def test_a_file_that_holds_no_discovery(tmp_path, damage):
 
 def test_without_labels_it_is_plain_clustering_and_says_so():
     given = blobs(0, 4)
-    with pytest.warns(NothingToDiscover, match="no item is labelled.*plain clustering"):
+    with pytest.warns(NothingToDiscover, match="no item is labelled: this is plain clustering"):
         found = discover(given.x)
     assert found.n_seen == 0
     assert found.n_novel == 4
@@ -219,7 +229,7 @@ def test_without_labels_it_is_plain_clustering_and_says_so():
 
 def test_where_all_is_labelled_nothing_is_left_and_it_says_so():
     given = blobs(3, 0)
-    with pytest.warns(NothingToDiscover, match="all items are labelled, so that nothing is left to discover"):
+    with pytest.warns(NothingToDiscover, match="all items are labelled: nothing is left to discover"):
         found = discover(given.x, given.targets)
     assert found.n_novel == 0
     assert np.array_equal(found.clusters, given.targets)
@@ -244,8 +254,8 @@ def test_one_item_and_equal_items():
         ({"n_novel": True}, "n_novel=True; give a whole number"),
         ({"labels": [0, 1]}, "there are 2 labels for 100 items"),
         ({"labels": np.zeros((100, 3)) - 1}, "discovery takes one label per item"),
-        ({"estimator": "magic"}, "estimator='magic' is unknown; choose one of sizes, codes, gcd, dtc"),
-        ({"estimator": "codes"}, "there is no codebook; choose estimator='sizes'"),
+        ({"count_by": "magic"}, "count_by='magic' is unknown; choose one of sizes, codes, gcd, dtc"),
+        ({"count_by": "codes"}, "there is no codebook; choose count_by='sizes'"),
         ({"features": np.zeros((3, 2))}, "there are 3 features for 100 embeddings"),
         ({"embeddings": np.full((100, 12), np.nan)}, "hold NaN or infinity"),
         ({"embeddings": np.zeros((100, 3, 12))}, r"embeddings has shape \(100, 3, 12\)"),
@@ -261,7 +271,7 @@ def test_what_makes_no_sense_is_refused(change, message):
 
 
 def test_more_novel_classes_than_different_items_are_refused():
-    with pytest.raises(ValueError, match="n_novel=2, but the unlabelled items are only 1 different ones; give less"):
+    with pytest.raises(ValueError, match="n_novel=2, but only 1 of the unlabelled items are distinct; use fewer"):
         discover(np.ones((6, 2)), [0, 0, -1, -1, -1, -1], 2)
 
 
@@ -310,5 +320,5 @@ def test_no_cluster_at_all_is_refused():
 
 def test_codes_count_as_embeddings_do():
     given = blobs(4, 3, D=16, spread=0.05, signs=True)
-    found = discover(given.x, given.labels, estimator="codes", codebook=binary_codebook(16))
+    found = discover(given.x, given.labels, count_by="codes", codebook=binary_codebook(16))
     assert found.n_novel == 3

@@ -114,7 +114,7 @@ def test_labels_decide_against_the_distances():
 def test_new_centres_begin_far_from_the_seen_ones():
     x, targets = blobs(noise=0.01)
     labels = half_labelled(targets, 6)
-    for seed in range(20):  # one iteration cannot mend a bad start
+    for seed in range(20):  # one iteration cannot fix a bad start
         found = kmeans(x, 8, labels, seed=seed, n_starts=1, n_iterations=1)
         assert adjusted_rand_score(targets, found.assignment) == 1
 

@@ -33,7 +33,7 @@ def test_an_empty_cluster_takes_an_item(x, labels, start, expected):
 
 
 def test_a_given_start_cannot_part_equal_items():
-    with pytest.raises(ValueError, match="only 2 distinct ones; give n_clusters of at most 2"):
+    with pytest.raises(ValueError, match="only 2 of the unlabelled items are distinct; use at most 2 clusters"):
         kmeans(np.repeat(cloud(2), 5, axis=0), 3, start=cloud(3))
 
 
@@ -51,7 +51,7 @@ def test_no_cluster_is_empty_however_many_items_are_equal(seed, n_places, n_seen
     found = kmeans(x, n_seen + n_new, labels, seed=seed, n_starts=2, weights=weights)
     assert set(found.assignment) == set(range(n_seen + n_new))
     np.testing.assert_array_equal(found.assignment[labels >= 0], labels[labels >= 0])
-    with pytest.raises(ValueError, match=f"only {n_new} distinct ones; give n_clusters of at most {n_seen + n_new}"):
+    with pytest.raises(ValueError, match=f"only {n_new} of .* distinct; use at most {n_seen + n_new} clusters"):
         kmeans(x, n_seen + n_new + 1, labels, seed=seed, weights=weights)
 
 
@@ -98,10 +98,10 @@ ONE_CLASS = np.repeat([0, -1], 150)
         ({"x": cloud() * 1e16}, r"x reaches 3.8\d*e\+16, whose square leaves the range of float32; scale it"),
         ({"x": cloud() * 1e-16}, "whose square leaves the range of float32; scale it"),
         ({"n_clusters": 0}, "n_clusters=0 for 0 labelled classes"),
-        ({"n_clusters": 301}, "only 300 distinct ones; give n_clusters of at most 300"),
+        ({"n_clusters": 301}, "only 300 of the unlabelled items are distinct; use at most 300 clusters"),
         ({"n_clusters": 152, "labels": ONE_CLASS}, "152 asks for 151 new clusters, .* only 150 .* at most 151"),
         ({"labels": np.arange(300) % 6}, "n_clusters=5 for 6 labelled classes"),
-        ({"labels": np.zeros(300, int)}, "asks for 4 new clusters, but the unlabelled items are only 0 distinct"),
+        ({"labels": np.zeros(300, int)}, "asks for 4 new clusters, but only 0 of the unlabelled items"),
         ({"labels": ONE_CLASS[1:]}, r"labels have shape \(299,\) and dtype int64; give 300 ints"),
         ({"labels": ONE_CLASS.astype(float)}, "dtype float64; give 300 ints, -1 if unlabelled"),
         ({"labels": ONE_CLASS * 2}, "labels hold -2; give 0 to C-1, and -1"),

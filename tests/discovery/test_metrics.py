@@ -245,7 +245,7 @@ def test_auroc_counts_pairs_and_equals_scikit_learn(rows):
         assert math.isnan(found)
         return
     won = sum(1.0 if n > s else 0.5 if n == s else 0.0 for n in novel for s in seen)
-    assert found == won / (len(novel) * len(seen))
+    assert found == pytest.approx(won / (len(novel) * len(seen)), abs=1e-12)
     finite = np.searchsorted(np.unique(scores), scores)  # scikit-learn refuses infinite scores; ranks are the same
     assert found == pytest.approx(roc_auc_score(is_novel, finite), abs=1e-12)
 
