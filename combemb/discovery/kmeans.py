@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
 from combemb.data.embeddings import as_array, check_finite
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import Codebook, checked_codes
 from combemb.system.progress import Display
 
 Array = Tensor | np.ndarray
@@ -92,7 +92,7 @@ def kmeans_of_codes(
     codes: Array, codebook: Codebook, n_clusters: int, labels: Array | None = None, **options: Any
 ) -> Clustering:
     """Cluster codes (N, M) by the vectors they stand for: `kmeans` on the distinct ones, weighted by their counts."""
-    distinct, places = np.unique(codebook.checked(codes), axis=0, return_inverse=True)
+    distinct, places = np.unique(checked_codes(codes, codebook.sizes), axis=0, return_inverse=True)
     classes, _ = _read_classes(labels, len(places), n_clusters)
     n_kinds = int(classes.max(initial=-1)) + 2
     kinds, places, counts = np.unique(places.ravel() * n_kinds + classes + 1, return_inverse=True, return_counts=True)

@@ -12,7 +12,7 @@ from combemb.data.labels import Labels
 from combemb.learning.method import Method
 from combemb.learning.run_folder import Run
 from combemb.learning.settings import setting
-from combemb.search.codebook import Codebook, binary_codebook
+from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.system.errors import require
 
 
@@ -64,7 +64,7 @@ class ITQ(Method):
         return projection
 
     @property
-    def codebook(self) -> Codebook:
+    def codebook(self) -> ProductCodebook:
         """One bit per set: the words are -1 and +1."""
         return binary_codebook(self.bits)
 

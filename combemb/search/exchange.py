@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from combemb.search.codebook import WORD_COUNTS, Codebook, Metric
+from combemb.search.codebook import WORD_COUNTS, Metric, ProductCodebook
 from combemb.search.fast_scan import BLOCK
 from combemb.search.index import CodeIndex
 from combemb.system.files import write_atomically
@@ -74,7 +74,7 @@ def from_faiss(path: str | Path, metric: Literal["cosine", "inner"] = "cosine") 
         M, K = inner.pq.M, inner.pq.ksub
         words = faiss.vector_to_array(inner.pq.centroids).reshape(M, K, -1) / _scale(found, M)
         largest = codes.max(axis=0, initial=0)
-        index = CodeIndex(Codebook([_own(w, most) for w, most in zip(words, largest, strict=True)], found))
+        index = CodeIndex(ProductCodebook([_own(w, most) for w, most in zip(words, largest, strict=True)], found))
         index.add(codes, faiss.vector_to_array(outer.id_map) if has_ids else None)
         return index
 
@@ -237,7 +237,7 @@ def _batches(index: CodeIndex, schema: Any) -> Iterator[Any]:
         yield pa.record_batch([pa.array(ids) if isinstance(ids, np.ndarray) else ids, codes], schema=schema)
 
 
-def _codebook(schema: Any) -> Codebook:
+def _codebook(schema: Any) -> ProductCodebook:
     metadata = schema.metadata or {}
     text = metadata.get(b"combemb_codebook")
     if text is None:
@@ -248,7 +248,7 @@ def _codebook(schema: Any) -> Codebook:
     if about["format"] != FORMAT:
         raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
     words = np.frombuffer(b64decode(about["words"]), "<f4").reshape(sum(about["sizes"]), about["d"])
-    return Codebook(np.split(words, np.cumsum(about["sizes"])[:-1]), about["metric"])
+    return ProductCodebook(np.split(words, np.cumsum(about["sizes"])[:-1]), about["metric"])
 
 
 def _index(schema: Any, n: int, batches: Callable[..., Iterable[Any]]) -> CodeIndex:

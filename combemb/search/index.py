@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from combemb.search import index_file as files
-from combemb.search.codebook import Array, Codebook
+from combemb.search.codebook import ProductCodebook, checked_codes
 from combemb.search.ids import Ids
 from combemb.search.joined import Joined
 from combemb.search.parts import Part
+from combemb.system.arrays import Array
 from combemb.system.machine import n_cores
 
 QUERIES_AT_ONCE = 1_024
@@ -57,7 +58,7 @@ class CodeIndex:
     [[('a', 3.0), ('c', 3.0)]]
     """
 
-    def __init__(self, codebook: Codebook, n_threads: int | None = None):
+    def __init__(self, codebook: ProductCodebook, n_threads: int | None = None):
         """Make an empty index; `n_threads` scan at a time, as many as there are cores unless given."""
         self.codebook = codebook
         self.n_threads = n_threads or n_cores()
@@ -90,7 +91,7 @@ class CodeIndex:
 
         Without ids entries are counted from 0, or on from the largest. If anything is wrong nothing is added.
         """
-        codes = self.codebook.checked(x) if _is_codes(x) else self.codebook.encode(_finite(x)).numpy()
+        codes = checked_codes(x if _is_codes(x) else self.codebook.encode(_finite(x)), self.codebook.sizes)
         extended = self._ids.extended(ids, len(codes))
         parts = self._appended(self._joined.join(codes)) if len(codes) else self._parts
         self._parts, self._ids = parts, extended
@@ -150,7 +151,7 @@ class CodeIndex:
         files.write(path, self.codebook, self._parts[0] if self._parts else None, self._ids)
 
     @classmethod
-    def load(cls, path: str | Path, codebook: Codebook | None = None, n_threads: int | None = None) -> Self:
+    def load(cls, path: str | Path, codebook: ProductCodebook | None = None, n_threads: int | None = None) -> Self:
         """Read a file of `save`, as a memory map where it can be. With `codebook` the file must be of this one."""
         found, part, ids = files.read(Path(path), n_threads or n_cores())
         if codebook is not None and codebook != found:

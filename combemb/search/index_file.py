@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from safetensors.numpy import save_file
 
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 from combemb.search.fast_scan import FastScan
 from combemb.search.groups import Groups
 from combemb.search.ids import Ids
@@ -23,7 +23,7 @@ READ_AT_ONCE = 16 * 2**20  # bytes
 GROUPS = ("firsts", "owners", "starts", "repeats")
 
 
-def write(path: Path, codebook: Codebook, part: Part | None, ids: Ids) -> None:
+def write(path: Path, codebook: ProductCodebook, part: Part | None, ids: Ids) -> None:
     """Write an index of at most one part, atomically."""
     arrays = {"words": codebook.words.numpy(), **_id_arrays(ids)}
     if part is not None:
@@ -43,7 +43,7 @@ def write(path: Path, codebook: Codebook, part: Part | None, ids: Ids) -> None:
     write_atomically(path, lambda temporary: save_file(arrays, temporary, metadata))
 
 
-def read(path: Path, n_threads: int) -> tuple[Codebook, Part | None, Ids]:
+def read(path: Path, n_threads: int) -> tuple[ProductCodebook, Part | None, Ids]:
     """Read what `write` wrote. ValueError if the file is not whole or no index."""
     try:
         about, arrays = _arrays(path)
@@ -52,7 +52,7 @@ def read(path: Path, n_threads: int) -> tuple[Codebook, Part | None, Ids]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"cannot read {path}: {error}; it is damaged or no index, make it again") from error
     words = [words[:size] for words, size in zip(arrays["words"], about["sizes"], strict=True)]
-    codebook = Codebook(words, about["metric"])
+    codebook = ProductCodebook(words, about["metric"])
     if about["n_entries"] == 0:
         return codebook, None, Ids(np.empty(0, np.int64))
     joined = Joined(codebook.sizes)

@@ -33,11 +33,6 @@ class Joined:
         """M', the number of joined sets."""
         return len(self.starts)
 
-    @property
-    def nbytes(self) -> int:
-        """What a stored code of 16 words per set takes: 4 bits each, in whole bytes."""
-        return (self.n_sets + 1) // 2
-
     def join(self, codes: np.ndarray) -> np.ndarray:
         """Codes (N, M) -> joined ones (N, M') uint8."""
         joined = np.zeros((len(codes), self.n_sets), np.uint8)

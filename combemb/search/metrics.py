@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from combemb.search.codebook import Codebook
 from combemb.search.ranking import (
     Array,
     Ints,
@@ -24,7 +25,6 @@ from combemb.search.ranking import (
 
 __all__ = [
     "Retrieval",
-    "Scorer",
     "average_precision",
     "code_retrieval",
     "code_use",
@@ -37,13 +37,6 @@ __all__ = [
 Targets = Array | Sequence[int] | Sequence[str]
 
 CELLS = 16_000_000  # scores to hold at a time, 8 bytes each: enough queries at once to make scoring them cheap
-
-
-class Scorer(Protocol):
-    """Whatever scores codes for queries, larger = nearer; `codes.Codebook` does."""
-
-    def scores(self, queries: Array, codes: Tensor, /) -> Tensor:
-        """Score codes (N, M) for queries (Q, D): (Q, N)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class Retrieval:
 
 
 def code_retrieval(
-    codebook: Scorer,
+    codebook: Codebook,
     queries: Array,
     codes: Array,
     query_targets: Targets,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from combemb.search import exchange
-from combemb.search.codebook import Codebook, binary_codebook
+from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.search.exchange import from_faiss, from_parquet, to_faiss, to_parquet
 from combemb.search.index import CodeIndex
 from tests.search.exchanged import (
@@ -68,7 +68,7 @@ def test_binary_words_come_back_from_faiss_exactly(tmp_path):
 
 
 def test_words_that_codes_name_come_back_from_faiss_though_they_repeat_the_first(tmp_path):
-    index = CodeIndex(Codebook(np.ones((2, 16, 3)), "l2"))
+    index = CodeIndex(ProductCodebook(np.ones((2, 16, 3)), "l2"))
     index.add(np.array([[0, 5], [3, 15], [1, 0]], np.uint8))
     to_faiss(index, tmp_path / "codes.faiss")
     found = from_faiss(tmp_path / "codes.faiss")

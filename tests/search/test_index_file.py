@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from combemb import CodeIndex
 from combemb.search import index_file as files
-from combemb.search.codebook import Codebook, binary_codebook
+from combemb.search.codebook import ProductCodebook, binary_codebook
 from tests.search.problems import make, problems
 
 SEARCH = """
@@ -105,7 +105,11 @@ def test_what_is_no_index_of_this_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no such file"):
         CodeIndex.load(path)
     filled(problem).save(path)
-    for other in (make(1, [4] * 6, 2, 20).codebook, Codebook(problem.codebook.words, "inner"), binary_codebook(12)):
+    for other in (
+        make(1, [4] * 6, 2, 20).codebook,
+        ProductCodebook(problem.codebook.words, "inner"),
+        binary_codebook(12),
+    ):
         with pytest.raises(ValueError, match=r"was made with another codebook: .*; index again"):
             CodeIndex.load(path, other)
     with pytest.raises(ValueError, match="damaged or no index"):

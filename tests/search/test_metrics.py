@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from combemb.search.codebook import Codebook, binary_codebook
+from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.search.metrics import Retrieval, code_retrieval, float_retrieval, pair_precision_recall, precision_recall
 from tests.search.test_ranking import naive_run_ap
 
@@ -23,7 +23,7 @@ class Case:
     def __init__(self, seed: int = 0, n: int = 90, n_queries: int = 21) -> None:
         generator = torch.Generator().manual_seed(seed)
         words = torch.nn.functional.normalize(torch.randn(2, 4, 3, generator=generator), dim=2)
-        self.codebook = Codebook(words)
+        self.codebook = ProductCodebook(words)
         self.queries = torch.randn(n_queries, 6, generator=generator)
         self.codes = torch.randint(4, (n, 2), generator=generator).to(torch.uint8)
         self.vectors = self.codebook.decode(self.codes)
