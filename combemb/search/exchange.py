@@ -37,7 +37,7 @@ def to_faiss(index: CodeIndex, path: str | Path) -> None:
     ids = index._ids.values
     if not isinstance(ids, np.ndarray):
         raise ValueError("the ids are strings, which a FAISS file cannot hold; use to_parquet, or number the entries")
-    codebook = index.codebook
+    codebook = _product(index)
     words = _filled(codebook.words.numpy()) * _scale(codebook.metric, len(codebook.sizes))
     M, K, d = words.shape
     metric = faiss.METRIC_L2 if codebook.metric == "l2" else faiss.METRIC_INNER_PRODUCT
@@ -145,6 +145,12 @@ def _is_dataset(lance: Any, path: Path) -> bool:
         return False
 
 
+def _product(index: CodeIndex) -> ProductCodebook:
+    if not isinstance(index.codebook, ProductCodebook):
+        raise ValueError(f"{index.codebook!r} is no product codebook, which other tools need; use CodeIndex.save")
+    return index.codebook
+
+
 def _chunks(n: int) -> Iterator[np.ndarray]:
     """The rows below n, some at a time."""
     for start in range(0, n, ROWS):
@@ -213,7 +219,7 @@ def _own(words: np.ndarray, largest: int) -> np.ndarray:
 
 def _schema(index: CodeIndex) -> Any:
     """The columns, and as metadata the codebook with a checksum."""
-    codebook = index.codebook
+    codebook = _product(index)
     words = [w[:K] for w, K in zip(codebook.words.numpy(), codebook.sizes, strict=True)]
     about = {
         "format": FORMAT,

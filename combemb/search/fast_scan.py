@@ -21,7 +21,8 @@ SMALLEST_SHARE = 64  # blocks that are worth a thread
 # Eight queries per pass over the codes, two at a time in the registers. FAISS's own choice, up to eleven queries and
 # three at a time, took 1.4 times as long on 5,000,000 codes of 48 bits.
 QUERIES_PER_PASS = 0x2222
-MOST_SETS = 257  # that FAISS can add up in 16 bits
+MAX_SETS = 257  # FAISS adds up table entries in 16 bits
+CODES_AT_ONCE = 2**13  # work space where all codes are scored
 
 
 class FastScan:
@@ -45,8 +46,8 @@ class FastScan:
         ]
 
     @property
-    def blocks(self) -> np.ndarray:
-        """All codes in their layout, (n, M'', 16)."""
+    def stored(self) -> np.ndarray:
+        """All codes as blocks (n, M'', 16)."""
         return np.concatenate([_blocks(share) for share in self.shares])
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
@@ -58,12 +59,18 @@ class FastScan:
             found[mine] = _codes(share, rows[mine] - first)
         return found
 
-    def nearest(self, table: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """About n promising codes of each query, n <= N / 2, by tables (Q, M, K) of float32.
+    def n_scored(self, n: int) -> int:
+        """Return n, or the number of all codes where FAISS cannot propose n of them or would save no time."""
+        return n if 2 * n <= self.n_codes and self.joined.n_sets <= MAX_SETS else self.n_codes
 
-        Returns rows (Q, n'), their exact scores (Q, n'), and what the score of no other code exceeds (Q,): infinity
-        where FAISS cannot say.
+    def nearest(self, table: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Propose about n codes to each query, n as `n_scored` gave it, by tables (Q, M, K) of float32.
+
+        Returns rows (Q, n'), their exact scores (Q, n'), and an upper bound of the scores of all other codes (Q,):
+        infinity where FAISS gives none.
         """
+        if n >= self.n_codes:
+            return self._all(table)
         tables = self.joined.tables(table)
         low = tables.min(axis=2, keepdims=True)
         tables -= low
@@ -82,6 +89,14 @@ class FastScan:
         error = step * (self.joined.n_sets + 1) / 2  # one more for what float32 rounds
         error += table.shape[1] * 2.0**-51 * np.abs(table).max(axis=2).sum(axis=1, dtype=np.float64)  # and float64
         return rows, scores, np.where(is_flat | is_missing, np.inf, least + error + low.sum(axis=(1, 2)))
+
+    def _all(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        scores = np.empty((len(table), self.n_codes))
+        for start in range(0, self.n_codes, CODES_AT_ONCE):
+            codes = self.codes(np.arange(start, min(start + CODES_AT_ONCE, self.n_codes)))
+            codes = np.broadcast_to(codes, (len(table), *codes.shape))
+            scores[:, start : start + CODES_AT_ONCE] = self.joined.scores(table, codes)
+        return np.broadcast_to(np.arange(self.n_codes), scores.shape), scores, np.full(len(table), -np.inf)
 
     def _search(self, queries: np.ndarray, n: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """The n largest rounded sums in each share, falling, and their rows in it; -1 where FAISS found none."""

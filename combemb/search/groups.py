@@ -23,9 +23,9 @@ class Groups:
         self.firsts, self.owners, self.starts, self.repeats = firsts, owners, starts, repeats
 
     @classmethod
-    def of(cls, codes: np.ndarray) -> tuple[Self, np.ndarray]:
-        """Group entries by their codes (N, M') below 16; returns also the first entry of each group (G,)."""
-        keys = _keys(codes)
+    def of(cls, codes: np.ndarray, value_bits: int) -> tuple[Self, np.ndarray]:
+        """Group entries by codes (N, M') below 2**value_bits; return also the first entry of each group (G,)."""
+        keys = _keys(codes, value_bits)
         order = np.argsort(keys[0]) if len(keys) == 1 else np.lexsort(keys)
         is_new = np.ones(len(order), bool)
         is_new[1:] = False
@@ -36,15 +36,15 @@ class Groups:
         if n_repeats == 0:
             none = np.empty(0, np.uint32)
             return cls(len(order), none, none, np.zeros(1, np.uint32), none), np.arange(len(order))
-        run = np.empty(len(order), np.uint32)  # of equal keys, by entry
-        run[order] = np.cumsum(is_new) - 1
-        first_of_run = np.minimum.reduceat(order, np.flatnonzero(is_new))
+        rank = np.empty(len(order), np.uint32)  # of an entry's key among the distinct ones
+        rank[order] = np.cumsum(is_new) - 1
+        first_of_rank = np.minimum.reduceat(order, np.flatnonzero(is_new))
         is_repeat = np.ones(len(order), bool)
-        is_repeat[first_of_run] = False
+        is_repeat[first_of_rank] = False
         firsts, repeats = np.flatnonzero(~is_repeat), np.flatnonzero(is_repeat)
-        group_of_run = np.empty(len(firsts), np.uint32)
-        group_of_run[np.argsort(first_of_run)] = np.arange(len(firsts))
-        group = group_of_run[run[repeats]]
+        group_of_rank = np.empty(len(firsts), np.uint32)
+        group_of_rank[np.argsort(first_of_rank)] = np.arange(len(firsts))
+        group = group_of_rank[rank[repeats]]
         order = np.argsort(group, kind="stable")
         owners, starts = np.unique(group[order], return_index=True)
         before = repeats - np.arange(n_repeats)  # firsts that came before each repeat
@@ -98,12 +98,12 @@ class Groups:
         return start, np.where(has_repeats, end, start)
 
 
-def _keys(codes: np.ndarray) -> list[np.ndarray]:
-    """Codes (N, M') below 16 as columns of uint64, each of 16 of them."""
-    keys = []
-    for start in range(0, codes.shape[1], 16):
+def _keys(codes: np.ndarray, value_bits: int) -> list[np.ndarray]:
+    """Return codes (N, M') as columns of uint64, each of as many columns as its 64 bits hold."""
+    keys, step = [], 64 // value_bits
+    for start in range(0, codes.shape[1], step):
         key = np.zeros(len(codes), np.uint64)
-        for column in codes[:, start : start + 16].T:
-            key = key << np.uint64(4) | column
+        for column in codes[:, start : start + step].T:
+            key = key << np.uint64(value_bits) | column
         keys.append(key)
     return keys

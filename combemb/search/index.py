@@ -9,10 +9,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from combemb.search import index_file as files
-from combemb.search.codebook import ProductCodebook, checked_codes
+from combemb.search.codebook import Codebook, checked_codes, same_codebook
 from combemb.search.ids import Ids
-from combemb.search.joined import Joined
+from combemb.search.index_file import read_index, write_index
+from combemb.search.layouts import layout_of
 from combemb.search.parts import Part
 from combemb.system.arrays import Array
 from combemb.system.machine import n_cores
@@ -58,11 +58,11 @@ class CodeIndex:
     [[('a', 3.0), ('c', 3.0)]]
     """
 
-    def __init__(self, codebook: ProductCodebook, n_threads: int | None = None):
+    def __init__(self, codebook: Codebook, n_threads: int | None = None):
         """Make an empty index; `n_threads` scan at a time, as many as there are cores unless given."""
         self.codebook = codebook
         self.n_threads = n_threads or n_cores()
-        self._joined = Joined(codebook.sizes)
+        self._layout = layout_of(codebook, self.n_threads)
         self._ids = Ids(np.empty(0, np.int64))
         self._parts: list[Part] = []  # one after the other, each much smaller than the one before it
 
@@ -84,7 +84,7 @@ class CodeIndex:
 
     def codes(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Codes (n, M) uint8 of entries by their place in the order of adding, or of all."""
-        return self._joined.split(self._joined_codes(np.arange(len(self)) if rows is None else np.asarray(rows)))
+        return self._layout.split(self._joined_codes(np.arange(len(self)) if rows is None else np.asarray(rows)))
 
     def add(self, x: Array, ids: Any = None) -> None:
         """Add embeddings (n, D), or codes (n, M) of uint8, under ids that are new: all ints, or all strings.
@@ -93,7 +93,7 @@ class CodeIndex:
         """
         codes = checked_codes(x if _is_codes(x) else self.codebook.encode(_finite(x)), self.codebook.sizes)
         extended = self._ids.extended(ids, len(codes))
-        parts = self._appended(self._joined.join(codes)) if len(codes) else self._parts
+        parts = self._appended(self._layout.join(codes)) if len(codes) else self._parts
         self._parts, self._ids = parts, extended
 
     def search(self, queries: Array, k: int = 10, *, among: Any = None) -> Hits:
@@ -103,10 +103,10 @@ class CodeIndex:
         """
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"k={k!r}; give a whole number, 1 or more")
-        table = self._table(queries)
+        prepared = self._layout.prepare(queries)
         rows, parts = self._among(among)
         n = len(self) if rows is None else len(rows)
-        found = [_nearest(parts, some, min(k, n)) for some in _chunks(table)]
+        found = [_nearest(parts, some, min(k, n)) for some in _chunks(prepared)]
         entries, scores = (np.concatenate(columns) for columns in zip(*found, strict=True))
         return Hits(self._ids[entries if rows is None else rows[entries]], scores)
 
@@ -114,10 +114,10 @@ class CodeIndex:
         """All entries whose score is at least this, of each query (Q, D); `among` as for `search`."""
         if np.isnan(least):
             raise ValueError("the least score is NaN; give a number")
-        table = self._table(queries)
+        prepared = self._layout.prepare(queries)
         rows, parts = self._among(among)
         ids, scores = [], []
-        for some in _chunks(table):
+        for some in _chunks(prepared):
             for found in zip(*_within(parts, some, least), strict=True):
                 entries, score = (np.concatenate(column) for column in zip(*found, strict=True))
                 order = np.lexsort((entries, -score))
@@ -136,7 +136,7 @@ class CodeIndex:
 
     def merge(self, other: "CodeIndex") -> None:
         """Add all entries of another index of the same codebook, under their ids."""
-        if other.codebook != self.codebook:
+        if not same_codebook(other.codebook, self.codebook):
             raise ValueError(f"the other index has another codebook: {other.codebook}, this one {self.codebook}")
         if len(other):
             self.add(torch.from_numpy(other.codes()), other._ids.values)
@@ -148,24 +148,18 @@ class CodeIndex:
         path = Path(path).resolve()
         if not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent}; make it first")
-        files.write(path, self.codebook, self._parts[0] if self._parts else None, self._ids)
+        write_index(path, self.codebook, self._parts[0] if self._parts else None, self._ids)
 
     @classmethod
-    def load(cls, path: str | Path, codebook: ProductCodebook | None = None, n_threads: int | None = None) -> Self:
+    def load(cls, path: str | Path, codebook: Codebook | None = None, n_threads: int | None = None) -> Self:
         """Read a file of `save`, as a memory map where it can be. With `codebook` the file must be of this one."""
-        found, part, ids = files.read(Path(path), n_threads or n_cores())
-        if codebook is not None and codebook != found:
-            raise ValueError(f"{path} was made with another codebook: {found}, not {codebook}; index again")
+        found, part, ids = read_index(Path(path), codebook, n_threads or n_cores())
         index = cls(found, n_threads)
         index._ids, index._parts = ids, [part] if part is not None else []
         return index
 
-    def _table(self, queries: Array) -> np.ndarray:
-        """What each word is worth to each query, (Q, M, K) float32."""
-        return self.codebook.table(queries).numpy()
-
     def _part(self, codes: np.ndarray) -> Part:
-        return Part.of(self._joined, codes, self.n_threads)
+        return Part.of(self._layout, codes)
 
     def _appended(self, codes: np.ndarray) -> list[Part]:
         """The parts with one more of these joined codes, joined with those before it that are not much larger."""
@@ -179,7 +173,7 @@ class CodeIndex:
         """Joined codes (n, M') of entries."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows span {rows.min()}..{rows.max()}, but there are {len(self)} entries")
-        found = np.empty((len(rows), self._joined.n_sets), np.uint8)
+        found = np.empty((len(rows), self._layout.n_columns), np.uint8)
         first = 0
         for part in self._parts:
             mine = (rows >= first) & (rows < first + len(part))
@@ -208,11 +202,11 @@ class CodeIndex:
         return rows
 
 
-def _nearest(parts: list[Part], table: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def _nearest(parts: list[Part], queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The k best entries of all parts, numbered through: entries and scores (Q, k)."""
-    found, first = [(np.empty((len(table), 0), np.int64), np.empty((len(table), 0)))], 0
+    found, first = [(np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0)))], 0
     for part in parts:
-        entries, scores = part.nearest(table, min(k, len(part)))
+        entries, scores = part.nearest(queries, min(k, len(part)))
         found.append((entries + first, scores))
         first += len(part)
     if len(found) == 2:
@@ -222,17 +216,17 @@ def _nearest(parts: list[Part], table: np.ndarray, k: int) -> tuple[np.ndarray, 
     return np.take_along_axis(entries, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
 
-def _within(parts: list[Part], table: np.ndarray, least: float) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+def _within(parts: list[Part], queries: np.ndarray, least: float) -> list[list[tuple[np.ndarray, np.ndarray]]]:
     """What each part holds with at least this score, entries numbered through."""
-    found, first = [[(np.empty(0, np.int64), np.empty(0))] * len(table)], 0
+    found, first = [[(np.empty(0, np.int64), np.empty(0))] * len(queries)], 0
     for part in parts:
-        found.append([(entries + first, scores) for entries, scores in part.within(table, least)])
+        found.append([(entries + first, scores) for entries, scores in part.within(queries, least)])
         first += len(part)
     return found
 
 
-def _chunks(table: np.ndarray) -> list[np.ndarray]:
-    return np.array_split(table, max(1, -(-len(table) // QUERIES_AT_ONCE)))
+def _chunks(queries: np.ndarray) -> list[np.ndarray]:
+    return np.array_split(queries, max(1, -(-len(queries) // QUERIES_AT_ONCE)))
 
 
 def _is_codes(x: Array) -> bool:

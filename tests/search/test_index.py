@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from combemb import CodeIndex
 from combemb.search.codebook import ProductCodebook, binary_codebook
+from combemb.search.fast_scan import FastScan
 from combemb.search.joined import Joined
 from combemb.search.parts import Part
 from tests.search.problems import make, problems
@@ -76,8 +77,8 @@ def test_more_candidates_are_fetched_when_the_first_are_not_enough(monkeypatch):
     problem = make(1, [16] * 6, 1, 30_000)
     problem = replace(problem, codebook=ProductCodebook(words, "inner"))
     asked = []
-    scored = Part._scored
-    monkeypatch.setattr(Part, "_scored", lambda part, table, n: asked.append(n) or scored(part, table, n))
+    nearest = FastScan.nearest
+    monkeypatch.setattr(FastScan, "nearest", lambda scan, table, n: asked.append(n) or nearest(scan, table, n))
     hits = indexed(problem).search(problem.queries, 10)
     expected = problem.codebook.scores(problem.queries, problem.codes).numpy()
     order = np.argsort(-expected, axis=1, kind="stable")[:, :10]
