@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from combemb.search.codebook import WORD_COUNTS, Metric, ProductCodebook
-from combemb.search.fast_scan import BLOCK
+from combemb.search.fast_scan import BLOCK, stored_codes
 from combemb.search.index import CodeIndex
 from combemb.system.files import write_atomically
 
@@ -187,29 +187,15 @@ def _faiss_codes(inner: Any) -> np.ndarray:
         raise ValueError(f"it holds an {type(inner).__name__}")
     if not 1 <= inner.pq.nbits <= 4 or not inner.is_trained:
         raise ValueError(f"its codes have {inner.pq.nbits} bits per set{', untrained' * (not inner.is_trained)}")
-    packed = _packed(inner) if isinstance(inner, faiss.IndexPQ) else _packed_of_fast_scan(inner)
-    codes = np.empty((len(packed), inner.pq.M), np.uint8)
-    for rows in _chunks(len(packed)):
-        codes[rows] = _unpack(packed[rows], inner.pq.M, inner.pq.nbits)
-    return codes
-
-
-def _packed(inner: Any) -> np.ndarray:
-    """The codes as `_pack` packs them (N, bytes), which is how an IndexPQ holds them."""
-    return faiss.vector_to_array(inner.codes).reshape(inner.ntotal, inner.code_size)
-
-
-def _packed_of_fast_scan(inner: Any) -> np.ndarray:
-    """The same of an IndexPQFastScan, whose codes lie interleaved in blocks."""
-    if inner.bbs != BLOCK:  # from larger blocks even FAISS reconstructs other vectors than were added
+    if isinstance(inner, faiss.IndexPQFastScan) and inner.bbs != BLOCK:  # FAISS itself reads larger ones wrongly
         raise ValueError(f"its fast scan has blocks of {inner.bbs} codes, not {BLOCK}")
-    packer = inner.get_CodePacker()
-    n_blocks = -(-inner.ntotal // BLOCK)
-    blocks = faiss.vector_to_array(inner.codes)[: n_blocks * packer.block_size].reshape(n_blocks, packer.block_size)
-    packed = np.empty((n_blocks, BLOCK, packer.code_size), np.uint8)
-    for block, some in zip(blocks, packed, strict=True):
-        packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(some))
-    return packed.reshape(-1, packer.code_size)[: inner.ntotal]
+    codes, stored = np.empty((inner.ntotal, inner.pq.M), np.uint8), faiss.vector_to_array(inner.codes)
+    for rows in _chunks(len(codes)):
+        if isinstance(inner, faiss.IndexPQFastScan):
+            codes[rows] = stored_codes(inner, rows)
+        else:
+            codes[rows] = _unpack(stored.reshape(-1, inner.code_size)[rows], inner.pq.M, inner.pq.nbits)
+    return codes
 
 
 def _own(words: np.ndarray, largest: int) -> np.ndarray:

@@ -12,8 +12,7 @@ import torch
 from combemb.search.codebook import Codebook, checked_codes, same_codebook
 from combemb.search.ids import Ids
 from combemb.search.index_file import read_index, write_index
-from combemb.search.layouts import layout_of
-from combemb.search.parts import Part
+from combemb.search.parts import Part, empty_scan
 from combemb.system.arrays import Array
 from combemb.system.machine import n_cores
 
@@ -62,7 +61,7 @@ class CodeIndex:
         """Make an empty index; `n_threads` scan at a time, as many as there are cores unless given."""
         self.codebook = codebook
         self.n_threads = n_threads or n_cores()
-        self._layout = layout_of(codebook, self.n_threads)
+        self._scan = empty_scan(codebook, self.n_threads)
         self._ids = Ids(np.empty(0, np.int64))
         self._parts: list[Part] = []  # one after the other, each much smaller than the one before it
 
@@ -84,7 +83,7 @@ class CodeIndex:
 
     def codes(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Codes (n, M) uint8 of entries by their place in the order of adding, or of all."""
-        return self._layout.split(self._joined_codes(np.arange(len(self)) if rows is None else np.asarray(rows)))
+        return self._scan.split(self._joined_codes(np.arange(len(self)) if rows is None else np.asarray(rows)))
 
     def add(self, x: Array, ids: Any = None) -> None:
         """Add embeddings (n, D), or codes (n, M) of uint8, under ids that are new: all ints, or all strings.
@@ -93,7 +92,7 @@ class CodeIndex:
         """
         codes = checked_codes(x if _is_codes(x) else self.codebook.encode(_finite(x)), self.codebook.sizes)
         extended = self._ids.extended(ids, len(codes))
-        parts = self._appended(self._layout.join(codes)) if len(codes) else self._parts
+        parts = self._appended(self._scan.join(codes)) if len(codes) else self._parts
         self._parts, self._ids = parts, extended
 
     def search(self, queries: Array, k: int = 10, *, among: Any = None) -> Hits:
@@ -103,7 +102,7 @@ class CodeIndex:
         """
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"k={k!r}; give a whole number, 1 or more")
-        prepared = self._layout.prepare(queries)
+        prepared = self._scan.prepare(queries)
         rows, parts = self._among(among)
         n = len(self) if rows is None else len(rows)
         found = [_nearest(parts, some, min(k, n)) for some in _chunks(prepared)]
@@ -114,7 +113,7 @@ class CodeIndex:
         """All entries whose score is at least this, of each query (Q, D); `among` as for `search`."""
         if np.isnan(least):
             raise ValueError("the least score is NaN; give a number")
-        prepared = self._layout.prepare(queries)
+        prepared = self._scan.prepare(queries)
         rows, parts = self._among(among)
         ids, scores = [], []
         for some in _chunks(prepared):
@@ -159,7 +158,7 @@ class CodeIndex:
         return index
 
     def _part(self, codes: np.ndarray) -> Part:
-        return Part.of(self._layout, codes)
+        return Part.of(self._scan, codes)
 
     def _appended(self, codes: np.ndarray) -> list[Part]:
         """The parts with one more of these joined codes, joined with those before it that are not much larger."""
@@ -173,7 +172,7 @@ class CodeIndex:
         """Joined codes (n, M') of entries."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows span {rows.min()}..{rows.max()}, but there are {len(self)} entries")
-        found = np.empty((len(rows), self._layout.n_columns), np.uint8)
+        found = np.empty((len(rows), self._scan.n_columns), np.uint8)
         first = 0
         for part in self._parts:
             mine = (rows >= first) & (rows < first + len(part))

@@ -13,8 +13,7 @@ from safetensors.numpy import save_file
 from combemb.search.codebook import Codebook, ProductCodebook, same_codebook, same_state
 from combemb.search.groups import Groups
 from combemb.search.ids import Ids
-from combemb.search.layouts import layout_of
-from combemb.search.parts import Part
+from combemb.search.parts import Part, empty_scan
 from combemb.system.arrays import to_numpy
 from combemb.system.files import write_atomically
 
@@ -60,7 +59,7 @@ def read_index(path: Path, codebook: Codebook | None, n_threads: int) -> tuple[C
     codebook = _codebook(path, about, arrays, codebook)
     if about["n_entries"] == 0:
         return codebook, None, Ids(np.empty(0, np.int64))
-    scan = layout_of(codebook, n_threads).stored_scan(arrays["codes"], about["n_codes"])
+    scan = empty_scan(codebook, n_threads).of_stored(arrays["codes"], about["n_codes"])
     groups = Groups(about["n_entries"], *(arrays[name] for name in GROUPS))
     return codebook, Part(scan, groups), _ids(arrays)
 

@@ -5,32 +5,40 @@ from typing import Self
 
 import numpy as np
 
+from combemb.search.codebook import Codebook, ProductCodebook
+from combemb.search.fast_scan import FastScan
+from combemb.search.full_scan import FullScan
 from combemb.search.groups import Groups
-from combemb.search.layouts import Layout, Scan
 
 GROWTH = 4  # factor for the number of candidates when some may be missing
 MAX_CANDIDATES = 2**22  # of all queries, held at a time
 FIRST_WITHIN = 1_024  # candidates that a search by score begins with
 
+Scan = FastScan | FullScan
 Take = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def empty_scan(codebook: Codebook, n_threads: int) -> Scan:
+    """Return a scan without codes: `FastScan` for a product codebook, `FullScan` for any other."""
+    return FastScan(codebook, n_threads) if isinstance(codebook, ProductCodebook) else FullScan(codebook)
 
 
 class Part:
     """Entries in the order of adding. `nearest` and `within` equal exhaustive scoring of every entry.
 
     A scan proposes groups of equal code with their exact scores, and an upper bound of the scores of all other groups:
-    more are fetched until none of the others can matter. Queries (Q, ...) are those of `Layout.prepare`.
+    more are fetched until none of the others can matter. Queries (Q, ...) are those of `Scan.prepare`.
     """
 
     def __init__(self, scan: Scan, groups: Groups):
         self.scan, self.groups = scan, groups
 
     @classmethod
-    def of(cls, layout: Layout, codes: np.ndarray) -> Self:
-        """Make a part of joined codes (N, M')."""
-        groups, firsts = Groups.of(codes, layout.value_bits)
+    def of(cls, scan: Scan, codes: np.ndarray) -> Self:
+        """Make a part of joined codes (N, M'), which this kind of scan stores."""
+        groups, firsts = Groups.of(codes, scan.value_bits)
         distinct = codes if groups.n_groups == len(codes) else codes[firsts]
-        return cls(layout.scan(distinct), groups)
+        return cls(scan.of(distinct), groups)
 
     def __len__(self) -> int:
         return self.groups.n_entries

@@ -7,12 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from combemb.search.fast_scan import FastScan, pack
+from combemb.search.codebook import ProductCodebook
+from combemb.search.fast_scan import FastScan
 from combemb.search.groups import Groups
 from combemb.search.ids import Ids, read_ids
 from combemb.search.joined import Joined
 
 SIZES = st.lists(st.sampled_from([2, 4, 8, 16]), min_size=1, max_size=9)
+
+
+def empty(n_sets, n_threads):
+    return FastScan(ProductCodebook(np.zeros((n_sets, 16, 1))), n_threads)
 
 
 @given(SIZES, st.integers(0, 2**32 - 1))
@@ -45,10 +50,10 @@ def test_a_stored_code_takes_its_bits(sizes, n_sets):
 @settings(max_examples=60, deadline=None)
 def test_codes_come_back_from_the_layout(n_sets, n, n_threads, seed):
     codes = np.random.default_rng(seed).integers(0, 16, (n, n_sets)).astype(np.uint8)
-    scan = FastScan(Joined((16,) * n_sets), pack(codes), n, n_threads)
+    scan = empty(n_sets, n_threads).of(codes)
     rows = np.random.default_rng(seed).integers(0, n, 15)
     assert np.array_equal(scan.codes(rows), codes[rows])
-    assert np.array_equal(FastScan(scan.joined, scan.stored, n, 1).codes(np.arange(n)), codes)
+    assert np.array_equal(empty(n_sets, 1).of_stored(scan.stored, n).codes(np.arange(n)), codes)
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])
@@ -58,7 +63,7 @@ def test_what_fast_scan_leaves_out_is_below_what_it_says(n_sets, n_threads, scal
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 16, (9_000, n_sets)).astype(np.uint8)
     table = (scale * rng.normal(size=(5, n_sets, 16)) * rng.random((5, n_sets, 1)) - 3 * scale).astype(np.float32)
-    scan = FastScan(Joined((16,) * n_sets), pack(codes), 9_000, n_threads)
+    scan = empty(n_sets, n_threads).of(codes)
     rows, scores, beyond = scan.nearest(table, 40)
     for q in range(5):
         sums = sum(table[q, m, codes[:, m]].astype(np.float64) for m in range(n_sets))
