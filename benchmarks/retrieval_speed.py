@@ -4,7 +4,7 @@
 
 1,000 queries on 60,000 codes. The plain way is what one writes first: for each query look its words up in a table, add
 them, sort stably, add up the precision at each relevant place. It breaks ties by the order of storage, so its mean
-average precision is printed beside ours, and ours is compared with a plain loop over runs of equal score. Runs
+average precision is printed beside ours, and ours is compared with a plain loop over groups of equal score. Runs
 alternate, so that a busy machine slows both, and the ratio of each round is printed.
 """
 
@@ -55,11 +55,11 @@ def tied_map(
     """The mean over all orders of items with equal score, place by place."""
     found = []
     for table, target in zip(codebook.table(queries).numpy(), targets, strict=True):
-        levels, run = np.unique(-plain_scores(table, codes.numpy()), return_inverse=True)
-        sizes, hits = np.bincount(run), np.bincount(run[database == target], minlength=len(levels))
+        levels, group = np.unique(-plain_scores(table, codes.numpy()), return_inverse=True)
+        sizes, hits = np.bincount(group), np.bincount(group[database == target], minlength=len(levels))
         total, t, s = 0.0, 0, 0
         for n, r in zip(sizes.tolist(), hits.tolist(), strict=True):
-            i = np.arange(n)  # places of the run before the one in question
+            i = np.arange(n)  # places of the group before the one in question
             total += r / n * np.sum((s + 1 + i * (r - 1) / max(n - 1, 1)) / (t + 1 + i)) if r else 0.0
             t, s = t + n, s + r
         found.append(total / hits.sum())

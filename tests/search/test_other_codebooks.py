@@ -199,7 +199,7 @@ def test_what_cannot_be_scored_says_why():
 def test_metrics_are_those_of_all_scores(whole):
     codebook, codes, queries = make(whole=whole)
     targets = np.random.default_rng(1).integers(0, 4, len(codes))
-    found = code_retrieval(codebook, queries, codes, np.array([0, 1, 2]), targets, chunk=2)
+    found = code_retrieval(codebook, queries, codes, np.array([0, 1, 2]), targets)
     relevant = np.array([[0], [1], [2]]) == targets
     assert found.map == pytest.approx(mean_average_precision(codebook.scores(queries, codes), relevant), abs=1e-12)
     use = code_use(torch.from_numpy(codes), codebook.sizes)
