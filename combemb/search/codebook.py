@@ -25,13 +25,8 @@ class Codebook(Protocol):
     of a call, so that equal codes always tie.
     """
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The number of values that each column of a code takes, at most 256."""
-
-    @property
-    def bits(self) -> int:
-        """The length of a code."""
+    sizes: tuple[int, ...]  # the number of values that each column of a code takes, at most 256
+    bits: int  # the length of a code
 
     def encode(self, z: Array) -> Tensor:
         """Return the codes (N, M) uint8 of vectors (N, D)."""
@@ -59,15 +54,6 @@ class ProductCodebook:
         The score of a word w for a query's sub-vector q, larger = nearer: "cosine" is q . w with q scaled to unit
         length and w as it is; "inner" is q . w; "l2" is -|q - w|^2. Under "cosine" a zero sub-vector counts as the
         first axis, so that for d = 1 it is the sign with sign(0) = +1.
-
-    Attributes
-    ----------
-    words : Tensor (M, K, d)
-        A set with fewer than K words repeats its first one.
-    sizes : tuple of int
-        K_m of each set.
-    bits : int
-        Length of a code, the sum of log2 K_m.
 
     Examples
     --------
@@ -177,13 +163,11 @@ def binary_codebook(bits: int) -> ProductCodebook:
 
     Parameters
     ----------
-    bits : int
-        Length of a code.
+    bits : length of a code
 
     Returns
     -------
     ProductCodebook
-        M = bits sets of K = 2 words with d = 1.
     """
     if bits < 1:
         raise ValueError(f"bits={bits}; a binary code needs at least 1 bit")
@@ -225,9 +209,7 @@ def _word_sets(words: Array | Sequence[Array]) -> list[Tensor]:
     sets = [_real(w).to(torch.float32, copy=True) for w in words]
     shapes = [tuple(w.shape) for w in sets]
     if not sets or any(len(shape) != 2 or shape[1] == 0 or shape[1] != shapes[0][-1] for shape in shapes):
-        raise ValueError(
-            f"word sets have shapes {shapes[:4]}; give at least one set, each (K_m, d) with the same d > 0"
-        )
+        raise ValueError(f"word sets have shapes {shapes[:4]}; give one or more, each (K_m, d) with the same d > 0")
     for m, w in enumerate(sets):
         if len(w) not in WORD_COUNTS:
             raise ValueError(f"set {m} has {len(w)} words; a set has 2, 4, 8 or 16 so that a code fills whole bits")

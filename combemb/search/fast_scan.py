@@ -99,13 +99,13 @@ class FastScan:
         queries = np.ascontiguousarray(tables.reshape(len(tables), -1), np.float32)
         n_each = n if len(self.shares) == 1 else int(1.05 * n / len(self.shares)) + 12
         found = self._search(queries, n_each)
-        least = np.max([sums[:, -1] for sums, _ in found], axis=0).astype(np.float64)  # of the rounded sums found
+        least = np.max([sums[:, -1] for sums, _ in found], axis=0).astype(np.float64)  # of the rounded sums
         is_missing = np.any([rows[:, -1] < 0 for _, rows in found], axis=0)
         found_rows = [np.maximum(rows, 0) for _, rows in found]
         codes = [stored_codes(share, rows) for share, rows in zip(self.shares, found_rows, strict=True)]
         scores = self.joined.scores(table, np.concatenate(codes, axis=1))
         rows = np.concatenate([rows + first for first, rows in zip(self.firsts, found_rows, strict=True)], axis=1)
-        error = step * (self.joined.n_sets + 1) / 2  # one more for what float32 rounds
+        error = step * (self.joined.n_sets + 1) / 2  # one more for rounding in float32
         error += table.shape[1] * 2.0**-51 * np.abs(table).max(axis=2).sum(axis=1, dtype=np.float64)  # and float64
         return rows, scores, np.where(is_flat | is_missing, np.inf, least + error + low.sum(axis=(1, 2)))
 
@@ -118,7 +118,7 @@ class FastScan:
         return np.broadcast_to(np.arange(self.n_codes), scores.shape), scores, np.full(len(table), -np.inf)
 
     def _search(self, queries: np.ndarray, n: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The n largest rounded sums in each share, falling, and their rows in it; -1 where FAISS found none."""
+        """Return the n largest rounded sums of each share, descending, and their rows; -1 where FAISS found none."""
         n_shares = len(self.shares)
         if len(queries) >= 2 * n_shares:
             with _threads_of_faiss(n_shares):
@@ -130,7 +130,7 @@ class FastScan:
 
 
 def pack(codes: np.ndarray) -> np.ndarray:
-    """Codes (N, M') uint8 below 16 -> blocks (ceil(N / 32), M'', 16) uint8, padded with zeros."""
+    """Pack codes (N, M') uint8 below 16 into blocks (ceil(N / 32), M'', 16) uint8, padded with zeros."""
     n_sets = codes.shape[1] + codes.shape[1] % 2
     blocks = np.empty((-(-len(codes) // BLOCK), n_sets, 16), np.uint8)
     for start in range(0, len(codes), PACKED_AT_ONCE):
@@ -144,7 +144,7 @@ def pack(codes: np.ndarray) -> np.ndarray:
 
 
 def _index(blocks: np.ndarray, n_codes: int, n_sets: int) -> faiss.IndexPQFastScan:
-    """An index whose centroids are the unit vectors, so that the queries are the tables themselves."""
+    """Return an index whose centroids are the unit vectors, so that the tables themselves are its queries."""
     index = faiss.IndexPQFastScan(16 * n_sets, n_sets, 4, faiss.METRIC_INNER_PRODUCT)
     faiss.copy_array_to_vector(np.tile(np.eye(16, dtype=np.float32), (n_sets, 1, 1)).ravel(), index.pq.centroids)
     index.is_trained, index.ntotal, index.qbs = True, n_codes, QUERIES_PER_PASS
@@ -157,13 +157,13 @@ def _index(blocks: np.ndarray, n_codes: int, n_sets: int) -> faiss.IndexPQFastSc
 
 
 def _blocks(index: faiss.IndexPQFastScan) -> np.ndarray:
-    """The blocks of an index, without a copy."""
+    """Return the blocks of an index, without a copy."""
     found: np.ndarray = faiss.rev_swig_ptr(index.codes.get(), index.codes.size())
     return found.reshape(-1, index.M2, 16)
 
 
 def stored_codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
-    """The codes of these rows, (...) -> (..., M') uint8."""
+    """Return the codes of these rows, (...) to (..., M') uint8."""
     block, place = rows // BLOCK, rows % BLOCK
     first = block * (index.M2 * 16) + BYTE[place % 16]
     both = _blocks(index).ravel().take(first[..., None] + 16 * np.arange(index.M))
@@ -173,7 +173,7 @@ def stored_codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Threads in each of which FAISS uses one thread."""
+    """Return threads in each of which FAISS uses one thread."""
     return ThreadPoolExecutor(n, initializer=faiss.omp_set_num_threads, initargs=(1,))
 
 
@@ -183,7 +183,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _threads_of_faiss(n: int) -> Iterator[None]:
-    """Let FAISS use n threads; the setting belongs to the thread that calls it."""
+    """Let FAISS use n threads; this holds for the calling thread only."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(n)
     try:

@@ -1,4 +1,4 @@
-"""Which entries of an index share a code, with hardly any memory where few of them do."""
+"""Groups of entries that share a code, which take hardly any memory where few do."""
 
 from typing import Self
 
@@ -6,18 +6,18 @@ import numpy as np
 
 
 class Groups:
-    """N entries in the order in which they came, in G groups of equal code, numbered by their first entries.
+    """N entries in the order of adding, in G groups of equal code, numbered by their first entries.
 
-    An entry that is not the first of its group is a repeat. Kept are the repeats, by group, and what tells the first
-    entry of a group: all firsts if they are fewer than the repeats, else how many firsts came before each repeat. With
-    all codes different nothing is kept, with few different ones 4 bytes per entry.
+    An entry that is not the first of its group is a repeat. Stored are the repeats, by group, and either all firsts or,
+    if repeats are fewer, the number of firsts before each repeat. This takes nothing if all codes are different, and
+    4 bytes per entry if few are.
     """
 
     def __init__(self, n_entries: int, firsts: np.ndarray, owners: np.ndarray, starts: np.ndarray, repeats: np.ndarray):
-        """Take over what `arrays` gave; every number is a uint32.
+        """Take over the uint32 arrays of `arrays`.
 
-        firsts (G,), or the firsts before each repeat (R,); owners: the groups that have repeats, in order; starts:
-        where those of each owner begin in `repeats`, and the end; repeats (R,): entries by group, then by number.
+        firsts (G,), or the number of firsts before each repeat (R,); owners: the groups with repeats, in order; starts:
+        where the repeats of each owner begin, and the end; repeats (R,): entries by group, then by number.
         """
         self.n_entries, self.n_groups = n_entries, n_entries - len(repeats)
         self.firsts, self.owners, self.starts, self.repeats = firsts, owners, starts, repeats
@@ -53,11 +53,11 @@ class Groups:
         return cls(len(is_new), *(array.astype(np.uint32) for array in arrays)), firsts
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What is kept, by name."""
+        """Return the stored arrays by name."""
         return {"firsts": self.firsts, "owners": self.owners, "starts": self.starts, "repeats": self.repeats}
 
     def first(self, groups: np.ndarray) -> np.ndarray:
-        """The first entry of each of these groups."""
+        """Return the first entry of each of these groups."""
         if len(self.repeats) == 0:
             return groups
         if self.n_groups < len(self.repeats):
@@ -65,14 +65,14 @@ class Groups:
         return np.asarray(groups + np.searchsorted(self.firsts, groups, side="right"))
 
     def sizes(self, groups: np.ndarray) -> np.ndarray:
-        """How many entries these groups have, at least 1."""
+        """Return the number of entries of each of these groups, at least 1."""
         if len(self.repeats) == 0:
             return np.ones_like(groups)
         start, end = self._range(groups)
         return np.asarray(1 + end - start)
 
     def entries(self, groups: np.ndarray, at_most: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first entries of each of these groups (n,), up to `at_most`: positions in `groups`, and the entries."""
+        """Return positions in `groups` (n,) and entries of these groups: of each its first ones, up to `at_most`."""
         if len(self.repeats) == 0:
             return np.arange(len(groups)), groups
         start, end = self._range(groups)
@@ -83,14 +83,14 @@ class Groups:
         return np.append(np.arange(len(groups)), owner), np.append(self.first(groups), repeats)
 
     def of_entries(self) -> np.ndarray:
-        """The group of every entry, (N,)."""
+        """Return the group of every entry, (N,)."""
         groups = np.empty(self.n_entries, np.int64)
         groups[self.first(np.arange(self.n_groups))] = np.arange(self.n_groups)
         groups[self.repeats] = np.repeat(self.owners, np.diff(self.starts))
         return groups
 
     def _range(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the repeats of these groups begin and end."""
+        """Return where the repeats of these groups begin and end."""
         place = np.searchsorted(self.owners, groups)
         has_repeats = self.owners[np.minimum(place, len(self.owners) - 1)] == groups
         place = np.where(has_repeats, place, 0)

@@ -82,7 +82,7 @@ def _codebook(path: Path, about: dict[str, Any], arrays: dict[str, np.ndarray], 
 
 
 def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What the file says of itself, and its arrays as memory maps whose checksums are right."""
+    """Return the description in a file, and its arrays as memory maps, once their checksums are verified."""
     with path.open("rb") as file:
         n_bytes = os.fstat(file.fileno()).st_size
         n_header = int.from_bytes(file.read(8), "little")
@@ -108,14 +108,14 @@ def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _mapped(file: BinaryIO, start: int, dtype: str, shape: list[int]) -> np.ndarray:
-    """Of the open file: its path may name another one by now."""
+    """Map a part of the open file, not of its path, which may be another file by now."""
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.asarray(np.memmap(file, dtype, "r", start, tuple(shape)))
 
 
 def _crc32(file: BinaryIO, start: int, size: int) -> int:
-    """Read, not mapped, so that what is only looked at once does not stay in memory."""
+    """Return the checksum of a part of the file, read and not mapped, so that it does not stay in memory."""
     file.seek(start)
     crc = 0
     for done in range(0, size, READ_AT_ONCE):

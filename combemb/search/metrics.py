@@ -64,11 +64,8 @@ def code_retrieval(
     Parameters
     ----------
     codebook : Codebook
-        Scores the codes.
-    queries : (Q, D)
-        Embeddings.
-    codes : (N, M)
-        Codes of the database.
+    queries : embeddings (Q, D)
+    codes : codes of the database (N, M)
     query_targets, database_targets : (n,) int or str, or (n, C) of 0 and 1
         One class per item, or several. Items that share a class with the query are relevant.
     at : int, optional
@@ -82,7 +79,7 @@ def code_retrieval(
     """
     targets = _paired_targets(query_targets, database_targets, len(queries), len(codes))
     distinct, group = _distinct(to_tensor(codes))
-    return _retrieval(lambda rows: codebook.scores(queries[rows], distinct), group, *targets, at=at, k=k)
+    return _retrieval(lambda rows: codebook.scores(queries[rows], distinct), group, targets, at, k)
 
 
 def float_retrieval(
@@ -98,10 +95,8 @@ def float_retrieval(
 
     Parameters
     ----------
-    queries, database : (Q, D) and (N, D)
-        Embeddings.
-    query_targets, database_targets, at, k
-        As for `code_retrieval`.
+    queries, database : embeddings (Q, D) and (N, D)
+    query_targets, database_targets, at, k : as for `code_retrieval`
 
     Returns
     -------
@@ -113,7 +108,7 @@ def float_retrieval(
     q = _unit_rows(queries, "queries")
     if q.shape[1] != distinct.shape[1]:
         raise ValueError(f"queries have {q.shape[1]} columns and the database {distinct.shape[1]}; embed both alike")
-    return _retrieval(lambda rows: q[rows] @ distinct.T, group, *targets, at=at, k=k)
+    return _retrieval(lambda rows: q[rows] @ distinct.T, group, targets, at, k)
 
 
 def code_use(codes: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
@@ -139,19 +134,14 @@ def pair_precision_recall(predicted: Array, same: Array) -> tuple[float, float]:
 
 
 def _retrieval(
-    score: Callable[[slice], Tensor],
-    group: Ints,
-    query_targets: Tensor,
-    database_targets: Tensor,
-    *,
-    at: int | None,
-    k: Sequence[int],
+    score: Callable[[slice], Tensor], group: Ints, targets: tuple[Tensor, Tensor], at: int | None, k: Sequence[int]
 ) -> Retrieval:
     """Average over the queries, scored by slices; item i of the database has column group[i] of the scores."""
     check_place("at", at)
     for place in k:
         check_place("k", place)
     # Items with the same code and the same classes are ranked as one column.
+    query_targets, database_targets = targets
     kinds, kind = _distinct(database_targets)
     column, sizes = np.unique(group * len(kinds) + kind, return_counts=True)
     group, kind, N = column // len(kinds), column % len(kinds), len(group)

@@ -28,8 +28,7 @@ def average_precision(scores: Array, relevant: Array, at: int | None = None, siz
 
     Parameters
     ----------
-    scores : (Q, G)
-        Larger = nearer.
+    scores : (Q, G), larger = nearer
     relevant : (Q, G) bool or int
         How many items of each column are relevant to each query.
     at : int, optional
@@ -56,8 +55,7 @@ def mean_average_precision(scores: Array, relevant: Array, at: int | None = None
 
     Parameters
     ----------
-    scores, relevant, at
-        As for `average_precision`.
+    scores, relevant, at : as for `average_precision`
 
     Returns
     -------
@@ -81,10 +79,8 @@ def precision_recall(scores: Array, relevant: Array, k: int, sizes: Array | None
 
     Parameters
     ----------
-    scores, relevant, sizes
-        As for `average_precision`.
-    k : int
-        The number of places; it may exceed the number of items.
+    scores, relevant, sizes : as for `average_precision`
+    k : number of places, which may exceed the number of items
 
     Returns
     -------

@@ -258,7 +258,7 @@ def test_global_random_state_is_left_alone():
         ([torch.ones(2, 3), torch.ones(2, 4)], r"\[\(2, 3\), \(2, 4\)\]; give .* the same d"),
         ([torch.ones(2)], "each .K_m, d."),
         (torch.ones(2, 4, 0), "the same d > 0"),
-        ([], "at least one set"),
+        ([], "give one or more"),
         (torch.full((1, 2, 2), torch.nan), "set 0 holds words that are not finite"),
         (np.full((1, 2, 2), 1e300), "set 0 holds words that are not finite in float32"),
         (np.full((1, 2, 2), 1j), "complex"),

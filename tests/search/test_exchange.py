@@ -85,7 +85,7 @@ def test_an_index_whose_entries_were_all_removed_comes_back(tmp_path, strings):
 
 
 def test_large_indexes_are_written_and_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(exchange, "ROWS", 7)
+    monkeypatch.setattr(exchange, "ROWS_AT_ONCE", 7)
     index = an_index()
     to_parquet(index, tmp_path / "codes.parquet")
     assert pq.ParquetFile(tmp_path / "codes.parquet").num_row_groups == -(-len(index) // 7)
@@ -187,7 +187,7 @@ def test_other_indexes_of_faiss_are_refused(tmp_path, make, message):
 def test_faiss_files_hold_no_strings_and_an_old_file_stays(tmp_path):
     to_faiss(an_index(), tmp_path / "codes.faiss")
     before = (tmp_path / "codes.faiss").read_bytes()
-    with pytest.raises(ValueError, match="the ids are strings, which a FAISS file cannot hold; use to_parquet"):
+    with pytest.raises(ValueError, match="the ids are strings, which a FAISS file cannot store; use to_parquet"):
         to_faiss(an_index(strings=True), tmp_path / "codes.faiss")
     assert (tmp_path / "codes.faiss").read_bytes() == before
     with pytest.raises(ValueError, match=r"metric='l2'; give 'cosine' or 'inner' for inner products"):
