@@ -103,8 +103,7 @@ class ProductCodebook:
                 table = np.matmul(q.transpose(1, 0, 2), words.transpose(0, 2, 1)).transpose(1, 0, 2)
         if not np.isfinite(table).all():
             raise ValueError(
-                "vectors hold values that are not finite, or so large that scores go beyond float32; remove or fix "
-                "those rows"
+                "vectors hold values that are not finite, or so large that scores exceed float32; fix them"
             )
         if len(set(self.sizes)) > 1:
             # A matrix product may round equal columns differently, so a repeated word takes the score of the first.
@@ -118,11 +117,8 @@ class ProductCodebook:
         equal scores.
         """
         table, columns = self.table(queries).numpy(), checked_codes(codes, self.sizes)
-        if _adds_without_rounding(table):  # fewer numbers to add
-            joined = Joined(self.sizes, words=256)
-            columns = joined.join(columns)
-        else:
-            joined = None
+        joined = Joined(self.sizes, words=256) if _adds_without_rounding(table) else None  # fewer numbers to add
+        columns = joined.join(columns) if joined else columns
         scores = np.zeros((len(table), len(columns)))
         for first in range(0, len(table), QUERIES_AT_ONCE):
             rows = slice(first, first + QUERIES_AT_ONCE)

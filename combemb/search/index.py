@@ -155,8 +155,7 @@ class CodeIndex:
             for found in zip(*_within(parts, some, least), strict=True):
                 entries, score = (np.concatenate(column) for column in zip(*found, strict=True))
                 order = np.lexsort((entries, -score))
-                entries = entries[order]
-                ids.append(self._ids[entries if rows is None else rows[entries]])
+                ids.append(self._ids[entries[order] if rows is None else rows[entries[order]]])
                 scores.append(score[order])
         return Hits(ids, scores)
 
@@ -165,7 +164,7 @@ class CodeIndex:
         is_kept = np.ones(len(self), bool)
         is_kept[self._known_rows(ids)] = False
         rows = np.flatnonzero(is_kept)
-        parts = [self._part(self._joined_codes(rows))] if len(rows) else []
+        parts = [Part.of(self._scan, self._joined_codes(rows))] if len(rows) else []
         self._parts, self._ids = parts, self._ids.take(rows)
 
     def merge(self, other: "CodeIndex") -> None:
@@ -178,7 +177,7 @@ class CodeIndex:
     def save(self, path: str | Path) -> None:
         """Write the index to a file, atomically: an old file stays until the new one is complete."""
         if len(self._parts) > 1:
-            self._parts = [self._part(self._joined_codes(np.arange(len(self))))]
+            self._parts = [Part.of(self._scan, self._joined_codes(np.arange(len(self))))]
         path = Path(path).resolve()
         if not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent}; make it first")
@@ -204,16 +203,13 @@ class CodeIndex:
         index._ids, index._parts = loaded, [part] if part is not None else []
         return index
 
-    def _part(self, codes: np.ndarray) -> Part:
-        return Part.of(self._scan, codes)
-
     def _appended(self, codes: np.ndarray) -> list[Part]:
         """Return the parts and one of these joined codes, which joins those before it that are not much larger."""
         parts = list(self._parts)
         while parts and len(parts[-1]) < JOIN_BELOW * len(codes):
             last = parts.pop()
             codes = np.concatenate([last.codes(np.arange(len(last))), codes])
-        return [*parts, self._part(codes)]
+        return [*parts, Part.of(self._scan, codes)]
 
     def _joined_codes(self, rows: np.ndarray) -> np.ndarray:
         """Return the joined codes (n, M') of entries."""
@@ -238,7 +234,7 @@ class CodeIndex:
             rows = np.flatnonzero(mask)
         else:
             rows = np.unique(self._known_rows(among))
-        return rows, [self._part(self._joined_codes(rows))] if len(rows) else []
+        return rows, [Part.of(self._scan, self._joined_codes(rows))] if len(rows) else []
 
     def _known_rows(self, ids: Any) -> np.ndarray:
         rows = self._ids.rows(ids)

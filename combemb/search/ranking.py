@@ -57,10 +57,6 @@ def mean_average_precision(scores: Array, relevant: Array, at: int | None = None
     ----------
     scores, relevant, at : as for `average_precision`
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> mean_average_precision(np.array([[3, 2, 1], [3, 2, 1]]), np.array([[1, 0, 0], [0, 1, 1]]))

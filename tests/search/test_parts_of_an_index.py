@@ -150,5 +150,5 @@ def test_numbers_are_found_whatever_their_order(names, data):
 def test_numbers_end_at_64_bits():
     with pytest.raises(ValueError, match="beyond 64 signed bits"):
         read_ids(np.array([2**63], dtype=np.uint64))
-    with pytest.raises(ValueError, match="the largest id is 9223372036854775807, there are none left"):
+    with pytest.raises(ValueError, match="the largest id is 9223372036854775807, none is left above it"):
         Ids(np.empty(0, np.int64)).extended([2**63 - 1], 1).extended(None, 1)
