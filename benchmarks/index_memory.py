@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from combemb import CodeIndex
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 
 SETS, WORDS, D = 24, 4, 12
 
@@ -31,7 +31,7 @@ def resident() -> float:
 def build(path: Path, n: int) -> None:
     """Add n codes in pieces and save."""
     rng = np.random.default_rng(0)
-    index = CodeIndex(Codebook(rng.normal(size=(SETS, WORDS, D))), n_threads=2)
+    index = CodeIndex(ProductCodebook(rng.normal(size=(SETS, WORDS, D))), n_threads=2)
     before = resident()
     step = 10_000_000
     for start in range(0, n, step):

@@ -4,7 +4,7 @@
 
 1,000 queries on 60,000 codes. The plain way is what one writes first: for each query look its words up in a table, add
 them, sort stably, add up the precision at each relevant place. It breaks ties by the order of storage, so its mean
-average precision is printed beside ours, and ours is compared with a plain loop over runs of equal score. Runs
+average precision is printed beside ours, and ours is compared with a plain loop over groups of equal score. Runs
 alternate, so that a busy machine slows both, and the ratio of each round is printed.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from combemb import CombEmb
 from combemb.data import datasets as sources
 from combemb.data import open_set_split
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 from combemb.search.metrics import code_retrieval
 
 N, QUERIES, CLASSES = 60_000, 1_000, 10
@@ -27,7 +27,7 @@ LARGE, FEW = 1_000_000, 20  # memory does not depend on the number of queries, w
 NOISE = 0.1  # of each feature's standard deviation
 ROUNDS, CHECKED = 3, 50
 
-Case = tuple[Codebook, Tensor, Tensor, np.ndarray, np.ndarray]  # codebook, queries, codes, targets of both
+Case = tuple[ProductCodebook, Tensor, Tensor, np.ndarray, np.ndarray]  # codebook, queries, codes, targets of both
 
 
 def plain_scores(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -38,7 +38,9 @@ def plain_scores(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
     return scores
 
 
-def plain_map(codebook: Codebook, queries: Tensor, codes: Tensor, targets: np.ndarray, database: np.ndarray) -> float:
+def plain_map(
+    codebook: ProductCodebook, queries: Tensor, codes: Tensor, targets: np.ndarray, database: np.ndarray
+) -> float:
     found = []
     for table, target in zip(codebook.table(queries).numpy(), targets, strict=True):
         order = np.argsort(-plain_scores(table, codes.numpy()), kind="stable")
@@ -47,15 +49,17 @@ def plain_map(codebook: Codebook, queries: Tensor, codes: Tensor, targets: np.nd
     return float(np.mean(found))
 
 
-def tied_map(codebook: Codebook, queries: Tensor, codes: Tensor, targets: np.ndarray, database: np.ndarray) -> float:
+def tied_map(
+    codebook: ProductCodebook, queries: Tensor, codes: Tensor, targets: np.ndarray, database: np.ndarray
+) -> float:
     """The mean over all orders of items with equal score, place by place."""
     found = []
     for table, target in zip(codebook.table(queries).numpy(), targets, strict=True):
-        levels, run = np.unique(-plain_scores(table, codes.numpy()), return_inverse=True)
-        sizes, hits = np.bincount(run), np.bincount(run[database == target], minlength=len(levels))
+        levels, group = np.unique(-plain_scores(table, codes.numpy()), return_inverse=True)
+        sizes, hits = np.bincount(group), np.bincount(group[database == target], minlength=len(levels))
         total, t, s = 0.0, 0, 0
         for n, r in zip(sizes.tolist(), hits.tolist(), strict=True):
-            i = np.arange(n)  # places of the run before the one in question
+            i = np.arange(n)  # places of the group before the one in question
             total += r / n * np.sum((s + 1 + i * (r - 1) / max(n - 1, 1)) / (t + 1 + i)) if r else 0.0
             t, s = t + n, s + r
         found.append(total / hits.sum())
@@ -81,7 +85,7 @@ def random(bits: int, n: int = N, n_queries: int = QUERIES) -> Case:
     """Uniform codes, hardly two of them equal: the worst case, as there is nothing to share."""
     generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
     M = bits // 2
-    codebook = Codebook(torch.nn.functional.normalize(torch.randn(M, 4, 8, generator=generator), dim=2))
+    codebook = ProductCodebook(torch.nn.functional.normalize(torch.randn(M, 4, 8, generator=generator), dim=2))
     codes = torch.randint(4, (n, M), generator=generator, dtype=torch.uint8)
     queries = torch.randn(n_queries, 8 * M, generator=generator)
     return codebook, queries, codes, rng.integers(CLASSES, size=n_queries), rng.integers(CLASSES, size=n)

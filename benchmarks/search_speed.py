@@ -19,12 +19,12 @@ import torch
 
 from combemb import CodeIndex, CombEmb, open_set_split
 from combemb.data import datasets as sources
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 
 K, THREADS, ROUNDS = 100, 2, 5
 
 
-def joined_fast_scan(codebook: Codebook) -> faiss.IndexPQFastScan:
+def joined_fast_scan(codebook: ProductCodebook) -> faiss.IndexPQFastScan:
     """FAISS's index with pairs of sets of four words as sets of sixteen."""
     M, _, d = codebook.words.shape
     words = codebook.words.numpy()
@@ -37,7 +37,7 @@ def joined_fast_scan(codebook: Codebook) -> faiss.IndexPQFastScan:
     return plain
 
 
-def faiss_index(codebook: Codebook, codes: Iterator[np.ndarray]) -> faiss.IndexPQFastScan:
+def faiss_index(codebook: ProductCodebook, codes: Iterator[np.ndarray]) -> faiss.IndexPQFastScan:
     plain = joined_fast_scan(codebook)
     for some in codes:
         joined = some[:, 0::2] | some[:, 1::2] << 2
@@ -105,7 +105,7 @@ def check(index: CodeIndex, codes: Callable[[], Iterator[np.ndarray]], reference
 def random_codes(n: int) -> None:
     rng = np.random.default_rng(0)
     words = rng.normal(size=(24, 4, 12))
-    codebook = Codebook(words / np.linalg.norm(words, axis=2, keepdims=True))
+    codebook = ProductCodebook(words / np.linalg.norm(words, axis=2, keepdims=True))
 
     def codes() -> Iterator[np.ndarray]:
         own = np.random.default_rng(1)

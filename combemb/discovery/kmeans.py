@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from combemb.data.labels import Labels
 from combemb.discovery.points import read_points
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import Codebook, checked_codes
 from combemb.system.arrays import Array, to_numpy
 from combemb.system.errors import require
 from combemb.system.progress import Display
@@ -119,7 +119,7 @@ def kmeans_of_codes(
     -------
     Clustering
     """
-    distinct, places = np.unique(codebook.checked(codes), axis=0, return_inverse=True)
+    distinct, places = np.unique(checked_codes(codes, codebook.sizes), axis=0, return_inverse=True)
     classes, _ = _read_classes(labels, len(places), n_clusters)
     n_kinds = int(classes.max(initial=-1)) + 2
     kinds, places, counts = np.unique(places.ravel() * n_kinds + classes + 1, return_inverse=True, return_counts=True)

@@ -22,7 +22,7 @@ from combemb.learning.objectives.neighbours import smoothed
 from combemb.learning.objectives.pairs import mutual_neighbours, similar, threshold_for_precision
 from combemb.learning.objectives.prototypes import prototype_matrix, similarities, soft_assignment
 from combemb.learning.settings import setting
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 from combemb.search.metrics import code_use, pair_precision_recall
 from combemb.system import processes
 from combemb.system.arrays import unit
@@ -322,10 +322,10 @@ class CombEmb(DeepMethod, CodeMethod):
         return soft_assignment(similarities(self._net.sub_vectors(x), matrix, self.n_sets), matrix, self.sharpness)
 
     @property
-    def codebook(self) -> Codebook:
+    def codebook(self) -> ProductCodebook:
         """The prototypes as words."""
         self._require_fitted()
-        return Codebook(unit(self._net.prototypes.detach()).cpu())
+        return ProductCodebook(unit(self._net.prototypes.detach()).cpu())
 
     @property
     def _net(self) -> "Network":

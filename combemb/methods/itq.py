@@ -13,7 +13,7 @@ from combemb.data.labels import Labels
 from combemb.learning.codes import CodeMethod
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
-from combemb.search.codebook import Codebook, binary_codebook
+from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.system.arrays import unit_rows
 
 
@@ -62,7 +62,7 @@ class ITQ(CodeMethod):
         return projection
 
     @property
-    def codebook(self) -> Codebook:
+    def codebook(self) -> ProductCodebook:
         """One bit per set: the words are -1 and +1."""
         return binary_codebook(self.bits)
 

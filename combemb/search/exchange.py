@@ -1,4 +1,4 @@
-"""An index for other tools and back: plain FAISS files, Parquet files, Lance datasets."""
+"""Indexes in the formats of other tools: plain FAISS files, Parquet files, Lance datasets."""
 
 import importlib
 import json
@@ -15,29 +15,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from combemb.search.codebook import WORD_COUNTS, Codebook, Metric
-from combemb.search.fast_scan import BLOCK
+from combemb.search.codebook import WORD_COUNTS, Metric, ProductCodebook
+from combemb.search.fast_scan import BLOCK, stored_codes
 from combemb.search.index import CodeIndex
 from combemb.system.files import write_atomically
 
-FORMAT = 1
-ROWS = 2**20  # that are held in work space at a time, and the most of a row group of Parquet
-COLUMNS = ["id", "code"]
+EXCHANGE_FORMAT = 1
+EXCHANGE_COLUMNS = ["id", "code"]
+ROWS_AT_ONCE = 2**20  # in work space, and in a row group of Parquet
 IN_FAISS = "a FAISS file of an IndexPQ of 1 to 4 bits or an IndexPQFastScan, bare or in an IndexIDMap"
 IN_PARQUET = "a Parquet file of to_parquet"
 IN_LANCE = "a Lance dataset of to_lance"
 
 
 def to_faiss(index: CodeIndex, path: str | Path) -> None:
-    """Write an `IndexPQ` in an `IndexIDMap2` for `faiss.read_index`. Ids must be whole numbers.
+    """Write an `IndexPQ` in an `IndexIDMap2` for `faiss.read_index`.
 
-    FAISS's inner products are our scores, its L2 distances minus our scores, but it does not scale queries: under
-    "cosine" give it sub-vectors of length 1 / sqrt(M), as those of `embed` are; the words are stored times sqrt(M).
+    FAISS's inner products are our scores, and its L2 distances minus our scores. It does not scale queries: under
+    "cosine" give it sub-vectors of length 1 / sqrt(M), as `embed` returns them; the words are stored times sqrt(M).
+
+    Parameters
+    ----------
+    index : CodeIndex of a ProductCodebook, with ids that are integers
+    path : str or Path
     """
     ids = index._ids.values
     if not isinstance(ids, np.ndarray):
-        raise ValueError("the ids are strings, which a FAISS file cannot hold; use to_parquet, or number the entries")
-    codebook = index.codebook
+        raise ValueError("the ids are strings, which a FAISS file cannot store; use to_parquet, or number the entries")
+    codebook = _product(index)
     words = _filled(codebook.words.numpy()) * _scale(codebook.metric, len(codebook.sizes))
     M, K, d = words.shape
     metric = faiss.METRIC_L2 if codebook.metric == "l2" else faiss.METRIC_INNER_PRODUCT
@@ -46,7 +51,7 @@ def to_faiss(index: CodeIndex, path: str | Path) -> None:
     faiss.copy_array_to_vector(words.ravel(), inner.pq.centroids)
     packed = np.empty((len(index), inner.code_size), np.uint8)
     for rows in _chunks(len(index)):
-        packed[rows] = _pack(index.codes(rows), inner.pq.nbits)
+        packed[rows] = faiss.pack_bitstrings(index.codes(rows).astype(np.int32), inner.pq.nbits)
     faiss.copy_array_to_vector(packed.ravel(), inner.codes)
     # Set by hand: adding with ids would make a table of ids that is larger than the index and not in the file.
     faiss.copy_array_to_vector(np.ascontiguousarray(ids), outer.id_map)
@@ -56,10 +61,20 @@ def to_faiss(index: CodeIndex, path: str | Path) -> None:
 
 
 def from_faiss(path: str | Path, metric: Literal["cosine", "inner"] = "cosine") -> CodeIndex:
-    """Read an `IndexPQ` of 1 to 4 bits or an `IndexPQFastScan`, with the ids of an `IndexIDMap` or counted from 0.
+    """Read an `IndexPQ` of 1 to 4 bits or an `IndexPQFastScan`, with the ids of an `IndexIDMap` or numbered from 0.
 
-    metric: what inner products mean, which the file does not say. After "cosine" words may differ by a last digit from
-    those of `to_faiss`. A set ends before words that repeat its first one and that no code names.
+    Words that repeat the first one of their set and that no code uses are left out.
+
+    Parameters
+    ----------
+    path : str or Path
+    metric : {"cosine", "inner"}
+        The meaning of inner products, which is not in the file. Under "cosine" words may differ by a last digit from
+        those of `to_faiss`.
+
+    Returns
+    -------
+    CodeIndex
     """
     if metric not in ("cosine", "inner"):
         raise ValueError(f"metric={metric!r}; give 'cosine' or 'inner' for inner products, L2 is known from the file")
@@ -74,39 +89,58 @@ def from_faiss(path: str | Path, metric: Literal["cosine", "inner"] = "cosine") 
         M, K = inner.pq.M, inner.pq.ksub
         words = faiss.vector_to_array(inner.pq.centroids).reshape(M, K, -1) / _scale(found, M)
         largest = codes.max(axis=0, initial=0)
-        index = CodeIndex(Codebook([_own(w, most) for w, most in zip(words, largest, strict=True)], found))
+        index = CodeIndex(ProductCodebook([_own(w, most) for w, most in zip(words, largest, strict=True)], found))
         index.add(codes, faiss.vector_to_array(outer.id_map) if has_ids else None)
         return index
 
 
 def to_parquet(index: CodeIndex, path: str | Path) -> None:
-    """Write columns `id` (int64 or string) and `code` (M uint8 each); the codebook is in the schema's metadata."""
+    """Write columns `id` (int64 or string) and `code` (M uint8 each); the schema's metadata has the codebook.
+
+    Parameters
+    ----------
+    index : CodeIndex of a ProductCodebook
+    path : str or Path
+    """
     schema = _schema(index)
 
     def write(temporary: Path) -> None:
         with pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer:
             for batch in _batches(index, schema):
-                writer.write_batch(batch, ROWS)
+                writer.write_batch(batch, ROWS_AT_ONCE)
 
     write_atomically(Path(path), write)
 
 
 def from_parquet(path: str | Path) -> CodeIndex:
-    """Read a file of `to_parquet`."""
+    """Read a file of `to_parquet`.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    CodeIndex
+    """
     with _reading(path, IN_PARQUET), pq.ParquetFile(path, page_checksum_verification=True) as file:
         return _index(file.schema_arrow, file.metadata.num_rows, file.iter_batches)
 
 
 def to_lance(index: CodeIndex, path: str | Path) -> None:
-    """Write a Lance dataset, a folder, with the columns and metadata of `to_parquet`.
+    """Write a Lance dataset, which is a folder, with the columns and metadata of `to_parquet`.
 
-    A Lance dataset that is there gets a new version, beside which Lance keeps the old ones; anything else is refused.
+    Parameters
+    ----------
+    index : CodeIndex of a ProductCodebook
+    path : str or Path
+        An existing Lance dataset gets a new version, and Lance keeps the old ones; anything else there is an error.
     """
     lance, path, schema = _lance(), Path(path), _schema(index)
     reader = pa.RecordBatchReader.from_batches(schema, _batches(index, schema))
     if path.exists():
         if not _is_dataset(lance, path):
-            raise ValueError(f"{path} is there and no Lance dataset; remove it or give another path")
+            raise ValueError(f"{path} exists and is no Lance dataset; remove it or give another path")
         lance.write_dataset(reader, str(path), mode="overwrite")
         return
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -116,7 +150,16 @@ def to_lance(index: CodeIndex, path: str | Path) -> None:
 
 
 def from_lance(path: str | Path) -> CodeIndex:
-    """Read the newest version of a dataset of `to_lance`."""
+    """Read the newest version of a dataset of `to_lance`.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    CodeIndex
+    """
     lance = _lance()
     with _reading(path, IN_LANCE):
         dataset = lance.dataset(str(path))
@@ -145,78 +188,59 @@ def _is_dataset(lance: Any, path: Path) -> bool:
         return False
 
 
+def _product(index: CodeIndex) -> ProductCodebook:
+    if not isinstance(index.codebook, ProductCodebook):
+        raise ValueError(f"{index.codebook!r} is no product codebook, which other tools need; use CodeIndex.save")
+    return index.codebook
+
+
 def _chunks(n: int) -> Iterator[np.ndarray]:
-    """The rows below n, some at a time."""
-    for start in range(0, n, ROWS):
-        yield np.arange(start, min(start + ROWS, n))
+    """Yield the rows below n, some at a time."""
+    for start in range(0, n, ROWS_AT_ONCE):
+        yield np.arange(start, min(start + ROWS_AT_ONCE, n))
 
 
 def _scale(metric: Metric, M: int) -> np.float32:
-    """What words are multiplied by in a FAISS file; of float32, so that words of 1 and -1 come back exactly."""
+    """Return the factor of words in a FAISS file, in float32, so that words of 1 and -1 come back exactly."""
     return np.float32(M**0.5 if metric == "cosine" else 1)
 
 
 def _filled(words: np.ndarray) -> np.ndarray:
-    """Words (M, K, d), for d = 2 at least 8 of a set, below which FAISS refuses to search; the first is repeated."""
+    """Repeat the first word of each set up to 8 words if d = 2, where FAISS refuses to search fewer: (M, K, d)."""
     M, K, d = words.shape
     n_more = 8 - K if d == 2 and K < 8 else 0
     return np.concatenate([words, np.broadcast_to(words[:, :1], (M, n_more, d))], axis=1)
 
 
-def _pack(codes: np.ndarray, n_bits: int) -> np.ndarray:
-    """Codes (N, M) -> FAISS's (N, bytes): the bits of all sets one after the other, the lowest first."""
-    bits = np.unpackbits(codes[:, :, None], axis=2, count=n_bits, bitorder="little")
-    return np.packbits(bits.reshape(len(codes), -1), axis=1, bitorder="little")
-
-
-def _unpack(packed: np.ndarray, M: int, n_bits: int) -> np.ndarray:
-    """What `_pack` packed: (N, bytes) -> (N, M) uint8."""
-    bits = np.unpackbits(packed, axis=1, count=M * n_bits, bitorder="little")
-    return np.packbits(bits.reshape(-1, M, n_bits), axis=2, bitorder="little")[:, :, 0]
-
-
 def _faiss_codes(inner: Any) -> np.ndarray:
-    """Codes (N, M) of an index of FAISS."""
+    """Return the codes (N, M) of an index of FAISS."""
     if not isinstance(inner, faiss.IndexPQ | faiss.IndexPQFastScan):
         raise ValueError(f"it holds an {type(inner).__name__}")
     if not 1 <= inner.pq.nbits <= 4 or not inner.is_trained:
         raise ValueError(f"its codes have {inner.pq.nbits} bits per set{', untrained' * (not inner.is_trained)}")
-    packed = _packed(inner) if isinstance(inner, faiss.IndexPQ) else _packed_of_fast_scan(inner)
-    codes = np.empty((len(packed), inner.pq.M), np.uint8)
-    for rows in _chunks(len(packed)):
-        codes[rows] = _unpack(packed[rows], inner.pq.M, inner.pq.nbits)
+    if isinstance(inner, faiss.IndexPQFastScan) and inner.bbs != BLOCK:  # FAISS itself reads larger ones wrongly
+        raise ValueError(f"its fast scan has blocks of {inner.bbs} codes, not {BLOCK}")
+    codes, stored = np.empty((inner.ntotal, inner.pq.M), np.uint8), faiss.vector_to_array(inner.codes)
+    for rows in _chunks(len(codes)):
+        if isinstance(inner, faiss.IndexPQFastScan):
+            codes[rows] = stored_codes(inner, rows)
+        else:
+            packed = stored.reshape(-1, inner.code_size)[rows]
+            codes[rows] = faiss.unpack_bitstrings(packed, inner.pq.M, inner.pq.nbits)
     return codes
 
 
-def _packed(inner: Any) -> np.ndarray:
-    """The codes as `_pack` packs them (N, bytes), which is how an IndexPQ holds them."""
-    return faiss.vector_to_array(inner.codes).reshape(inner.ntotal, inner.code_size)
-
-
-def _packed_of_fast_scan(inner: Any) -> np.ndarray:
-    """The same of an IndexPQFastScan, whose codes lie interleaved in blocks."""
-    if inner.bbs != BLOCK:  # from larger blocks even FAISS reconstructs other vectors than were added
-        raise ValueError(f"its fast scan has blocks of {inner.bbs} codes, not {BLOCK}")
-    packer = inner.get_CodePacker()
-    n_blocks = -(-inner.ntotal // BLOCK)
-    blocks = faiss.vector_to_array(inner.codes)[: n_blocks * packer.block_size].reshape(n_blocks, packer.block_size)
-    packed = np.empty((n_blocks, BLOCK, packer.code_size), np.uint8)
-    for block, some in zip(blocks, packed, strict=True):
-        packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(some))
-    return packed.reshape(-1, packer.code_size)[: inner.ntotal]
-
-
 def _own(words: np.ndarray, largest: int) -> np.ndarray:
-    """The words of a set (K, d) without repeats of the first that only fill it up; no code is above `largest`."""
+    """Return the words (K, d) of a set without repeats of the first that only fill it up; codes are <= `largest`."""
     return next(words[:K] for K in WORD_COUNTS if largest < K and (words[K:] == words[0]).all())
 
 
 def _schema(index: CodeIndex) -> Any:
-    """The columns, and as metadata the codebook with a checksum."""
-    codebook = index.codebook
+    """Return the columns, with the codebook and its checksum as metadata."""
+    codebook = _product(index)
     words = [w[:K] for w, K in zip(codebook.words.numpy(), codebook.sizes, strict=True)]
     about = {
-        "format": FORMAT,
+        "format": EXCHANGE_FORMAT,
         "metric": codebook.metric,
         "sizes": codebook.sizes,
         "d": codebook.words.shape[2],
@@ -232,12 +256,12 @@ def _schema(index: CodeIndex) -> Any:
 
 def _batches(index: CodeIndex, schema: Any) -> Iterator[Any]:
     for rows in _chunks(len(index)):
-        ids = index._ids.values[rows[0] : rows[-1] + 1]  # `index.ids` would make an object of every string
+        ids = index._ids.values[rows[0] : rows[-1] + 1]  # `index.ids` would turn every string into an object
         codes = pa.FixedSizeListArray.from_arrays(index.codes(rows).ravel(), len(index.codebook.sizes))
         yield pa.record_batch([pa.array(ids) if isinstance(ids, np.ndarray) else ids, codes], schema=schema)
 
 
-def _codebook(schema: Any) -> Codebook:
+def _codebook(schema: Any) -> ProductCodebook:
     metadata = schema.metadata or {}
     text = metadata.get(b"combemb_codebook")
     if text is None:
@@ -245,15 +269,15 @@ def _codebook(schema: Any) -> Codebook:
     if str(zlib.crc32(text)).encode() != metadata.get(b"combemb_crc32"):
         raise ValueError("the checksum of its codebook is wrong")
     about = json.loads(text)
-    if about["format"] != FORMAT:
-        raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
+    if about["format"] != EXCHANGE_FORMAT:
+        raise ValueError(f"it has format {about['format']}, this combemb reads {EXCHANGE_FORMAT}")
     words = np.frombuffer(b64decode(about["words"]), "<f4").reshape(sum(about["sizes"]), about["d"])
-    return Codebook(np.split(words, np.cumsum(about["sizes"])[:-1]), about["metric"])
+    return ProductCodebook(np.split(words, np.cumsum(about["sizes"])[:-1]), about["metric"])
 
 
 def _index(schema: Any, n: int, batches: Callable[..., Iterable[Any]]) -> CodeIndex:
-    """An index of n rows, of which `batches` gives some columns."""
-    missing = [name for name in COLUMNS if name not in schema.names]
+    """Return an index of n rows; `batches` reads some of their columns."""
+    missing = [name for name in EXCHANGE_COLUMNS if name not in schema.names]
     if missing:
         raise ValueError(f"found no `{missing[0]}`, only {schema.names}")
     codebook = _codebook(schema)
@@ -262,7 +286,7 @@ def _index(schema: Any, n: int, batches: Callable[..., Iterable[Any]]) -> CodeIn
         raise ValueError(f"`id` has type {kind}, not whole numbers or strings")
     kind = pa.int64() if pa.types.is_integer(kind) else pa.large_string()
     codes, ids, start = np.empty((n, len(codebook.sizes)), np.uint8), [], 0
-    for batch in batches(columns=COLUMNS):
+    for batch in batches(columns=EXCHANGE_COLUMNS):
         column = _lists(batch.column("code"), len(codebook.sizes))
         if column.null_count or column.flatten().null_count or batch.column("id").null_count:
             raise ValueError(f"rows {start}..{start + len(batch) - 1} hold nulls")
@@ -275,7 +299,7 @@ def _index(schema: Any, n: int, batches: Callable[..., Iterable[Any]]) -> CodeIn
 
 
 def _lists(column: Any, M: int) -> Any:
-    """Codes as M uint8 each, of whatever lists another tool made of them."""
+    """Return codes as lists of M uint8; another tool may have changed the type of the lists."""
     try:
         return column.cast(pa.list_(pa.uint8(), M))
     except pa.ArrowException as error:

@@ -1,4 +1,4 @@
-"""Codes of 4-bit numbers in the layout of FAISS's fast scan, which adds table entries for 32 codes at a time."""
+"""Codes of a product codebook in the layout of FAISS's fast scan, which adds table entries for 32 codes at a time."""
 
 import os
 from collections.abc import Iterator
@@ -6,64 +6,90 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
+from typing import Self
 
 import faiss
 import numpy as np
 
+from combemb.search.codebook import ProductCodebook
 from combemb.search.joined import Joined
+from combemb.system.arrays import Array
 
-BLOCK = 32  # codes that lie together
+BLOCK = 32  # codes per block
 # A block has 16 bytes per joined set: byte j holds code ORDER[j] in its lower half and code ORDER[j] + 16 in its upper.
 ORDER = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
 BYTE = np.argsort(ORDER)
 PACKED_AT_ONCE = 2**20  # codes
-SMALLEST_SHARE = 64  # blocks that are worth a thread
+CODES_AT_ONCE = 2**13  # where all codes are scored
+MIN_BLOCKS_PER_THREAD = 64
 # Eight queries per pass over the codes, two at a time in the registers. FAISS's own choice, up to eleven queries and
 # three at a time, took 1.4 times as long on 5,000,000 codes of 48 bits.
 QUERIES_PER_PASS = 0x2222
-MOST_SETS = 257  # that FAISS can add up in 16 bits
+MAX_SETS = 257  # FAISS adds up table entries in 16 bits
 
 
 class FastScan:
-    """N joined codes, and which of them a query's table makes the nearest.
+    """N distinct codes, whose neighbouring sets are joined, and a proposal of the nearest ones to each query.
 
-    Threads share the queries, which is FAISS's own way, or, where these are few, the codes.
+    Threads share the queries, as in FAISS itself, or the codes where there are few queries.
 
     FAISS rounds the table of every joined set to 8 bits with one step for all of them, so that its sums err by at most
-    half a step per set. What it proposes is scored exactly, and what it leaves out is bounded.
+    half a step per set. The codes that it proposes are scored exactly, and the scores of all others are bounded.
     """
 
-    def __init__(self, joined: Joined, blocks: np.ndarray, n_codes: int, n_threads: int):
+    value_bits = 4  # of a column of joined codes
+
+    def __init__(self, codebook: ProductCodebook, n_threads: int, blocks: np.ndarray | None = None, n_codes: int = 0):
         """Take over blocks (n, M'', 16) uint8 as `pack` makes them; M'' is M' or one more, which is even."""
-        self.joined, self.n_codes = joined, n_codes
-        n_shares = max(1, min(n_threads, len(blocks) // SMALLEST_SHARE))
+        self.codebook, self.n_threads, self.n_codes, self.joined = codebook, n_threads, n_codes, Joined(codebook.sizes)
+        self.n_columns, self.join, self.split = self.joined.n_sets, self.joined.join, self.joined.split
+        blocks = pack(np.empty((0, self.n_columns), np.uint8)) if blocks is None else blocks
+        n_shares = max(1, min(n_threads, len(blocks) // MIN_BLOCKS_PER_THREAD))
         edges = np.linspace(0, len(blocks), n_shares + 1).astype(int).tolist()
         self.firsts = [start * BLOCK for start in edges[:-1]]
         self.shares = [
-            _index(blocks[start:end], min(end * BLOCK, n_codes) - start * BLOCK, joined.n_sets)
+            _index(blocks[start:end], min(end * BLOCK, n_codes) - start * BLOCK, self.n_columns)
             for start, end in pairwise(edges)
         ]
 
+    def of(self, codes: np.ndarray) -> Self:
+        """Return a scan of these joined codes (N, M')."""
+        return self.of_stored(pack(codes), len(codes))
+
+    def of_stored(self, stored: np.ndarray, n_codes: int) -> Self:
+        """Return the scan of N codes with this attribute `stored`."""
+        return type(self)(self.codebook, self.n_threads, stored, n_codes)
+
     @property
-    def blocks(self) -> np.ndarray:
-        """All codes in their layout, (n, M'', 16)."""
+    def stored(self) -> np.ndarray:
+        """All codes as blocks (n, M'', 16)."""
         return np.concatenate([_blocks(share) for share in self.shares])
 
+    def prepare(self, queries: Array) -> np.ndarray:
+        """Return the table of word scores of queries (Q, D), (Q, M, K) float32."""
+        return self.codebook.table(queries).numpy()
+
     def codes(self, rows: np.ndarray) -> np.ndarray:
-        """The joined codes of these rows, (n,) -> (n, M') uint8."""
-        found = np.empty((len(rows), self.joined.n_sets), np.uint8)
+        """Return the joined codes of these rows, (n,) to (n, M') uint8."""
+        found = np.empty((len(rows), self.n_columns), np.uint8)
         number = np.searchsorted(self.firsts, rows, side="right") - 1
         for i, (first, share) in enumerate(zip(self.firsts, self.shares, strict=True)):
             mine = number == i
-            found[mine] = _codes(share, rows[mine] - first)
+            found[mine] = stored_codes(share, rows[mine] - first)
         return found
 
-    def nearest(self, table: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """About n promising codes of each query, n <= N / 2, by tables (Q, M, K) of float32.
+    def n_scored(self, n: int) -> int:
+        """Return n, or the number of all codes where FAISS cannot propose n of them or would save no time."""
+        return n if 2 * n <= self.n_codes and self.joined.n_sets <= MAX_SETS else self.n_codes
 
-        Returns rows (Q, n'), their exact scores (Q, n'), and what the score of no other code exceeds (Q,): infinity
-        where FAISS cannot say.
+    def nearest(self, table: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Propose about n codes to each query, n as `n_scored` gave it, by tables (Q, M, K) of float32.
+
+        Returns rows (Q, n'), their exact scores (Q, n'), and an upper bound of the scores of all other codes (Q,):
+        infinity where FAISS gives none.
         """
+        if n >= self.n_codes:
+            return self._all(table)
         tables = self.joined.tables(table)
         low = tables.min(axis=2, keepdims=True)
         tables -= low
@@ -73,18 +99,26 @@ class FastScan:
         queries = np.ascontiguousarray(tables.reshape(len(tables), -1), np.float32)
         n_each = n if len(self.shares) == 1 else int(1.05 * n / len(self.shares)) + 12
         found = self._search(queries, n_each)
-        least = np.max([sums[:, -1] for sums, _ in found], axis=0).astype(np.float64)  # of the rounded sums found
+        least = np.max([sums[:, -1] for sums, _ in found], axis=0).astype(np.float64)  # of the rounded sums
         is_missing = np.any([rows[:, -1] < 0 for _, rows in found], axis=0)
         found_rows = [np.maximum(rows, 0) for _, rows in found]
-        codes = [_codes(share, rows) for share, rows in zip(self.shares, found_rows, strict=True)]
+        codes = [stored_codes(share, rows) for share, rows in zip(self.shares, found_rows, strict=True)]
         scores = self.joined.scores(table, np.concatenate(codes, axis=1))
         rows = np.concatenate([rows + first for first, rows in zip(self.firsts, found_rows, strict=True)], axis=1)
-        error = step * (self.joined.n_sets + 1) / 2  # one more for what float32 rounds
+        error = step * (self.joined.n_sets + 1) / 2  # one more for rounding in float32
         error += table.shape[1] * 2.0**-51 * np.abs(table).max(axis=2).sum(axis=1, dtype=np.float64)  # and float64
         return rows, scores, np.where(is_flat | is_missing, np.inf, least + error + low.sum(axis=(1, 2)))
 
+    def _all(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        scores = np.empty((len(table), self.n_codes))
+        for start in range(0, self.n_codes, CODES_AT_ONCE):
+            codes = self.codes(np.arange(start, min(start + CODES_AT_ONCE, self.n_codes)))
+            codes = np.broadcast_to(codes, (len(table), *codes.shape))
+            scores[:, start : start + CODES_AT_ONCE] = self.joined.scores(table, codes)
+        return np.broadcast_to(np.arange(self.n_codes), scores.shape), scores, np.full(len(table), -np.inf)
+
     def _search(self, queries: np.ndarray, n: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The n largest rounded sums in each share, falling, and their rows in it; -1 where FAISS found none."""
+        """Return the n largest rounded sums of each share, descending, and their rows; -1 where FAISS found none."""
         n_shares = len(self.shares)
         if len(queries) >= 2 * n_shares:
             with _threads_of_faiss(n_shares):
@@ -96,7 +130,7 @@ class FastScan:
 
 
 def pack(codes: np.ndarray) -> np.ndarray:
-    """Codes (N, M') uint8 below 16 -> blocks (ceil(N / 32), M'', 16) uint8, padded with zeros."""
+    """Pack codes (N, M') uint8 below 16 into blocks (ceil(N / 32), M'', 16) uint8, padded with zeros."""
     n_sets = codes.shape[1] + codes.shape[1] % 2
     blocks = np.empty((-(-len(codes) // BLOCK), n_sets, 16), np.uint8)
     for start in range(0, len(codes), PACKED_AT_ONCE):
@@ -110,7 +144,7 @@ def pack(codes: np.ndarray) -> np.ndarray:
 
 
 def _index(blocks: np.ndarray, n_codes: int, n_sets: int) -> faiss.IndexPQFastScan:
-    """An index whose centroids are the unit vectors, so that the queries are the tables themselves."""
+    """Return an index whose centroids are the unit vectors, so that the tables themselves are its queries."""
     index = faiss.IndexPQFastScan(16 * n_sets, n_sets, 4, faiss.METRIC_INNER_PRODUCT)
     faiss.copy_array_to_vector(np.tile(np.eye(16, dtype=np.float32), (n_sets, 1, 1)).ravel(), index.pq.centroids)
     index.is_trained, index.ntotal, index.qbs = True, n_codes, QUERIES_PER_PASS
@@ -123,13 +157,13 @@ def _index(blocks: np.ndarray, n_codes: int, n_sets: int) -> faiss.IndexPQFastSc
 
 
 def _blocks(index: faiss.IndexPQFastScan) -> np.ndarray:
-    """The blocks of an index, without a copy."""
+    """Return the blocks of an index, without a copy."""
     found: np.ndarray = faiss.rev_swig_ptr(index.codes.get(), index.codes.size())
     return found.reshape(-1, index.M2, 16)
 
 
-def _codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
-    """The codes of these rows, (...) -> (..., M') uint8."""
+def stored_codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
+    """Return the codes of these rows, (...) to (..., M') uint8."""
     block, place = rows // BLOCK, rows % BLOCK
     first = block * (index.M2 * 16) + BYTE[place % 16]
     both = _blocks(index).ravel().take(first[..., None] + 16 * np.arange(index.M))
@@ -139,7 +173,7 @@ def _codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
 
 @cache
 def _threads(n: int) -> ThreadPoolExecutor:
-    """Threads in each of which FAISS uses one thread."""
+    """Return threads in each of which FAISS uses one thread."""
     return ThreadPoolExecutor(n, initializer=faiss.omp_set_num_threads, initargs=(1,))
 
 
@@ -149,7 +183,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _threads_of_faiss(n: int) -> Iterator[None]:
-    """Let FAISS use n threads; the setting belongs to the thread that calls it."""
+    """Let FAISS use n threads; this holds for the calling thread only."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(n)
     try:

@@ -1,4 +1,4 @@
-"""The names of the entries of an index: whole numbers or strings, each used once."""
+"""The ids of the entries of an index: integers or strings, each used once."""
 
 import mmap
 from collections.abc import Sequence
@@ -14,32 +14,32 @@ Values = Any  # int64 (N,), or a LargeStringArray of Arrow, which has no types
 
 
 class Ids:
-    """Ids of N entries in their order. Never changed: `extended` and `take` give others."""
+    """Ids of N entries in their order. Immutable: `extended` and `take` return others."""
 
     def __init__(self, values: Values):
-        """Take over int64 (N,), or strings of Arrow; that each is used once is the caller's word."""
+        """Take over int64 (N,), or strings of Arrow; the caller makes sure that each is used once."""
         self.values = values
-        self._is_ascending: bool | None = None  # known after the first look-up of a number
-        self._order: npt.NDArray[np.uint32] | None = None  # of numbers that do not ascend, made then
+        self._is_ascending: bool | None = None  # None until the first look-up of an integer
+        self._order: npt.NDArray[np.uint32] | None = None  # of integers that do not ascend
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        """Ids of rows of any shape: int64, or objects for strings."""
+        """Return the ids of rows of any shape: int64, or objects for strings."""
         if isinstance(self.values, np.ndarray):
             return np.asarray(self.values[rows])
         found = self.values.take(pa.array(rows.ravel())).to_pylist()
         return np.array([*found, None], dtype=object)[:-1].reshape(rows.shape)
 
     def extended(self, ids: Any, n: int) -> "Ids":
-        """With the ids of n more entries; None counts on. ValueError if one is there already or they do not fit."""
+        """Return ids with those of n more entries, numbered on for None; raise a ValueError unless they are new."""
         if ids is None:
             if isinstance(self.values, pa.LargeStringArray):
                 raise ValueError("the ids of this index are strings; give ids for the new entries too")
             first = int(self.values.max()) + 1 if len(self) else 0
             if first + n > 2**63:
-                raise ValueError(f"the largest id is {first - 1}, there are none left to count on; give ids")
+                raise ValueError(f"the largest id is {first - 1}, none is left above it; give ids")
             return Ids(np.concatenate([self.values, np.arange(first, first + n)]))
         new = read_ids(ids)
         if len(new) != n:
@@ -52,11 +52,11 @@ class Ids:
         return _checked(new, self)
 
     def take(self, rows: np.ndarray) -> "Ids":
-        """The ids of some entries."""
+        """Return the ids of some entries."""
         return Ids(self.values[rows] if isinstance(self.values, np.ndarray) else self.values.take(pa.array(rows)))
 
     def rows(self, ids: Any) -> np.ndarray:
-        """The entries of these ids, in the order given; -1 for those that are not there."""
+        """Return the entries with these ids, in the order given; -1 for unknown ids."""
         wanted = read_ids(ids)
         if len(wanted) == 0 or len(self) == 0 or type(wanted) is not type(self.values):
             return np.full(len(wanted), -1)
@@ -70,7 +70,7 @@ class Ids:
             rows = np.minimum(np.searchsorted(self.values, wanted), len(self) - 1)
             return np.where(self.values[rows] == wanted, rows, -1)
         low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(self))
-        while (low < high).any():  # np.searchsorted would make a copy of the order twice as large
+        while (low < high).any():  # np.searchsorted would copy the order at twice the size
             middle = (low + high) // 2
             is_below = (self.values[self._order[np.minimum(middle, len(self) - 1)]] < wanted) & (low < high)
             low, high = np.where(is_below, middle + 1, low), np.where(is_below, high, np.minimum(high, middle))
@@ -79,7 +79,7 @@ class Ids:
 
 
 def _let_go(values: np.ndarray) -> None:
-    """Of a memory map, give back the pages that have been read; they come again when they are asked for."""
+    """Release the pages of a memory map that have been read; the system reads them again when needed."""
     base: Any = values
     while isinstance(base, np.ndarray):
         base = base.base
@@ -88,7 +88,7 @@ def _let_go(values: np.ndarray) -> None:
 
 
 def read_ids(ids: Any) -> Values:
-    """Whole numbers as int64, or strings of Arrow. ValueError for anything else."""
+    """Return integers as int64, or strings of Arrow; raise a ValueError for anything else."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence | np.ndarray | pa.Array | pa.ChunkedArray):
         ids = ids.numpy() if hasattr(ids, "numpy") else ids
         if not isinstance(ids, np.ndarray):
@@ -120,7 +120,7 @@ def _kind(values: Values) -> str:
 
 
 def _checked(new: Values, old: Ids) -> Ids:
-    """Old ids and new ones together, once no new one is there twice."""
+    """Return old ids and new ones together, once the new ones are known to be unique."""
     if isinstance(new, np.ndarray):
         assert isinstance(old.values, np.ndarray)
         if not (new[1:] > new[:-1]).all() or (len(old) and len(new) and new[0] <= old.values.max()):

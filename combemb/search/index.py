@@ -1,4 +1,4 @@
-"""CodeIndex: exact search among codes of 12 to 72 bits."""
+"""CodeIndex: exact search of short codes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from combemb.search import index_file as files
-from combemb.search.codebook import Array, Codebook
+from combemb.search.codebook import Codebook, checked_codes, same_codebook
 from combemb.search.ids import Ids
-from combemb.search.joined import Joined
-from combemb.search.parts import Part
+from combemb.search.index_file import read_index, write_index
+from combemb.search.parts import Part, empty_scan
+from combemb.system.arrays import Array
 from combemb.system.machine import n_cores
 
 QUERIES_AT_ONCE = 1_024
@@ -22,9 +22,12 @@ JOIN_BELOW = 4  # a part joins the one before it unless that is this many times 
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """What queries found, the best first: `ids` and `scores`, a row per query.
+    """Entries that queries found, best first. Iteration yields a list of pairs (id, score) for each query.
 
-    Of `search` both are arrays (Q, k), of `range_search` lists of arrays, as long as what was found.
+    Attributes
+    ----------
+    ids, scores : array (Q, k), or list of Q arrays
+        Arrays of `search`; lists of `range_search`, whose arrays differ in length.
     """
 
     ids: np.ndarray | list[np.ndarray]
@@ -34,23 +37,31 @@ class Hits:
         return len(self.scores)
 
     def __iter__(self) -> Iterator[list[tuple[Any, float]]]:
-        """For each query the pairs of id and score."""
         for ids, scores in zip(self.ids, self.scores, strict=True):
             yield list(zip(ids.tolist(), scores.tolist(), strict=True))
 
     def to_list(self) -> list[list[tuple[Any, float]]]:
-        """The pairs of id and score of all queries."""
+        """Return the pairs (id, score) of all queries."""
         return list(self)
 
 
 class CodeIndex:
-    """Entries with codes and ids, searched by embeddings (Eq. 9).
+    """Exact search of codes by embeddings (Eq. 9).
 
-    Results are exact: ids and scores are those of scoring every entry by `codebook.scores`, equal scores in the order
-    of adding. A search scans distinct codes only, with FAISS's fast scan on joined sets. In a forked process use
-    `n_threads=1`: neither FAISS's threads nor ours survive a fork.
+    Ids and scores are those of scoring every entry by `codebook.scores`, equal scores in the order of adding. Distinct
+    codes are scored once; those of a `ProductCodebook` are scanned by FAISS. In a forked process use `n_threads=1`:
+    threads do not survive a fork.
 
-    >>> from combemb.search.codebook import binary_codebook
+    Parameters
+    ----------
+    codebook : Codebook
+        Encodes embeddings and scores codes.
+    n_threads : int, optional
+        Threads that scan at a time; one per core by default.
+
+    Examples
+    --------
+    >>> from combemb.search import binary_codebook
     >>> index = CodeIndex(binary_codebook(bits=3))
     >>> index.add(np.array([[0.3, -2.0, 1.0], [-1.0, -1.0, 1.0], [0.1, -0.1, 0.1]]), ids=["a", "b", "c"])
     >>> index.search(np.array([[1.0, -1.0, 1.0]]), k=2).to_list()
@@ -58,10 +69,9 @@ class CodeIndex:
     """
 
     def __init__(self, codebook: Codebook, n_threads: int | None = None):
-        """Make an empty index; `n_threads` scan at a time, as many as there are cores unless given."""
         self.codebook = codebook
         self.n_threads = n_threads or n_cores()
-        self._joined = Joined(codebook.sizes)
+        self._scan = empty_scan(codebook, self.n_threads)
         self._ids = Ids(np.empty(0, np.int64))
         self._parts: list[Part] = []  # one after the other, each much smaller than the one before it
 
@@ -70,7 +80,7 @@ class CodeIndex:
 
     @property
     def n_codes(self) -> int:
-        """Codes that are stored and scanned: the distinct ones, counted again in each part (`save` joins them)."""
+        """The number of stored codes: the distinct ones of each part (`save` joins the parts)."""
         return sum(part.groups.n_groups for part in self._parts)
 
     def __repr__(self) -> str:
@@ -78,107 +88,134 @@ class CodeIndex:
 
     @property
     def ids(self) -> np.ndarray:
-        """The ids in the order in which entries were added: int64, or objects for strings."""
+        """The ids in the order of adding: int64, or objects for strings."""
         return self._ids[np.arange(len(self))]
 
     def codes(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Codes (n, M) uint8 of entries by their place in the order of adding, or of all."""
-        return self._joined.split(self._joined_codes(np.arange(len(self)) if rows is None else np.asarray(rows)))
+        """Return the codes (n, M) uint8 of entries by their places (n,) in the order of adding, or of all entries."""
+        return self._scan.split(self._joined_codes(np.arange(len(self)) if rows is None else np.asarray(rows)))
 
     def add(self, x: Array, ids: Any = None) -> None:
-        """Add embeddings (n, D), or codes (n, M) of uint8, under ids that are new: all ints, or all strings.
+        """Add entries. If anything is wrong, nothing is added.
 
-        Without ids entries are counted from 0, or on from the largest. If anything is wrong nothing is added.
+        Parameters
+        ----------
+        x : (n, D) floating or (n, M) integer
+            Embeddings, or codes.
+        ids : sequence of int or of str, optional
+            New ids, one per entry. By default entries are numbered from 0, or on from the largest id.
         """
-        codes = self.codebook.checked(x) if _is_codes(x) else self.codebook.encode(_finite(x)).numpy()
+        codes = checked_codes(x if _is_codes(x) else self.codebook.encode(_finite(x)), self.codebook.sizes)
         extended = self._ids.extended(ids, len(codes))
-        parts = self._appended(self._joined.join(codes)) if len(codes) else self._parts
+        parts = self._appended(self._scan.join(codes)) if len(codes) else self._parts
         self._parts, self._ids = parts, extended
 
     def search(self, queries: Array, k: int = 10, *, among: Any = None) -> Hits:
-        """The k nearest entries of each query (Q, D); all of them, in order, if there are fewer than k.
+        """Return the k nearest entries of each query.
 
-        among: ids, or a boolean mask over the entries in the order of adding, to search among these alone.
+        Parameters
+        ----------
+        queries : embeddings (Q, D)
+        k : int
+            If there are fewer entries, all are returned.
+        among : sequence of ids, or (N,) bool in the order of adding, optional
+            Search these entries only.
+
+        Returns
+        -------
+        Hits
         """
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"k={k!r}; give a whole number, 1 or more")
-        table = self._table(queries)
+        prepared = self._scan.prepare(queries)
         rows, parts = self._among(among)
         n = len(self) if rows is None else len(rows)
-        found = [_nearest(parts, some, min(k, n)) for some in _chunks(table)]
+        found = [_nearest(parts, some, min(k, n)) for some in _chunks(prepared)]
         entries, scores = (np.concatenate(columns) for columns in zip(*found, strict=True))
         return Hits(self._ids[entries if rows is None else rows[entries]], scores)
 
     def range_search(self, queries: Array, least: float, *, among: Any = None) -> Hits:
-        """All entries whose score is at least this, of each query (Q, D); `among` as for `search`."""
+        """Return all entries whose score is at least `least`.
+
+        Parameters
+        ----------
+        queries, among : as for `search`
+        least : smallest score to return
+
+        Returns
+        -------
+        Hits
+        """
         if np.isnan(least):
             raise ValueError("the least score is NaN; give a number")
-        table = self._table(queries)
+        prepared = self._scan.prepare(queries)
         rows, parts = self._among(among)
         ids, scores = [], []
-        for some in _chunks(table):
+        for some in _chunks(prepared):
             for found in zip(*_within(parts, some, least), strict=True):
                 entries, score = (np.concatenate(column) for column in zip(*found, strict=True))
                 order = np.lexsort((entries, -score))
-                entries = entries[order]
-                ids.append(self._ids[entries if rows is None else rows[entries]])
+                ids.append(self._ids[entries[order] if rows is None else rows[entries[order]]])
                 scores.append(score[order])
         return Hits(ids, scores)
 
     def remove(self, ids: Any) -> None:
-        """Remove the entries of these ids, in one pass over the index. ValueError if one is not there."""
+        """Remove the entries with these ids, in one pass over the index; raise a ValueError if an id is unknown."""
         is_kept = np.ones(len(self), bool)
         is_kept[self._known_rows(ids)] = False
         rows = np.flatnonzero(is_kept)
-        parts = [self._part(self._joined_codes(rows))] if len(rows) else []
+        parts = [Part.of(self._scan, self._joined_codes(rows))] if len(rows) else []
         self._parts, self._ids = parts, self._ids.take(rows)
 
     def merge(self, other: "CodeIndex") -> None:
-        """Add all entries of another index of the same codebook, under their ids."""
-        if other.codebook != self.codebook:
+        """Add all entries of another index of the same codebook, with their ids."""
+        if not same_codebook(other.codebook, self.codebook):
             raise ValueError(f"the other index has another codebook: {other.codebook}, this one {self.codebook}")
         if len(other):
             self.add(torch.from_numpy(other.codes()), other._ids.values)
 
     def save(self, path: str | Path) -> None:
-        """Write the index to a file, which is never half-written: an old one stays until the new one is whole."""
+        """Write the index to a file, atomically: an old file stays until the new one is complete."""
         if len(self._parts) > 1:
-            self._parts = [self._part(self._joined_codes(np.arange(len(self))))]
+            self._parts = [Part.of(self._scan, self._joined_codes(np.arange(len(self))))]
         path = Path(path).resolve()
         if not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent}; make it first")
-        files.write(path, self.codebook, self._parts[0] if self._parts else None, self._ids)
+        write_index(path, self.codebook, self._parts[0] if self._parts else None, self._ids)
 
     @classmethod
     def load(cls, path: str | Path, codebook: Codebook | None = None, n_threads: int | None = None) -> Self:
-        """Read a file of `save`, as a memory map where it can be. With `codebook` the file must be of this one."""
-        found, part, ids = files.read(Path(path), n_threads or n_cores())
-        if codebook is not None and codebook != found:
-            raise ValueError(f"{path} was made with another codebook: {found}, not {codebook}; index again")
+        """Read a file of `save`, memory-mapped where possible.
+
+        Parameters
+        ----------
+        path : str or Path
+        codebook : Codebook, optional
+            The codebook that the file must have been made with. Only a `ProductCodebook` is stored in the file itself.
+        n_threads : as for `CodeIndex`
+
+        Returns
+        -------
+        CodeIndex
+        """
+        found, part, loaded = read_index(Path(path), codebook, n_threads or n_cores())
         index = cls(found, n_threads)
-        index._ids, index._parts = ids, [part] if part is not None else []
+        index._ids, index._parts = loaded, [part] if part is not None else []
         return index
 
-    def _table(self, queries: Array) -> np.ndarray:
-        """What each word is worth to each query, (Q, M, K) float32."""
-        return self.codebook.table(queries).numpy()
-
-    def _part(self, codes: np.ndarray) -> Part:
-        return Part.of(self._joined, codes, self.n_threads)
-
     def _appended(self, codes: np.ndarray) -> list[Part]:
-        """The parts with one more of these joined codes, joined with those before it that are not much larger."""
+        """Return the parts and one of these joined codes, which joins those before it that are not much larger."""
         parts = list(self._parts)
         while parts and len(parts[-1]) < JOIN_BELOW * len(codes):
             last = parts.pop()
             codes = np.concatenate([last.codes(np.arange(len(last))), codes])
-        return [*parts, self._part(codes)]
+        return [*parts, Part.of(self._scan, codes)]
 
     def _joined_codes(self, rows: np.ndarray) -> np.ndarray:
-        """Joined codes (n, M') of entries."""
+        """Return the joined codes (n, M') of entries."""
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows span {rows.min()}..{rows.max()}, but there are {len(self)} entries")
-        found = np.empty((len(rows), self._joined.n_sets), np.uint8)
+        found = np.empty((len(rows), self._scan.n_columns), np.uint8)
         first = 0
         for part in self._parts:
             mine = (rows >= first) & (rows < first + len(part))
@@ -187,7 +224,7 @@ class CodeIndex:
         return found
 
     def _among(self, among: Any) -> tuple[np.ndarray | None, list[Part]]:
-        """The entries to search, None for all, and the parts that hold them."""
+        """Return the entries to search, None for all, and the parts that hold them."""
         if among is None:
             return None, self._parts
         mask = np.asarray(among)
@@ -197,7 +234,7 @@ class CodeIndex:
             rows = np.flatnonzero(mask)
         else:
             rows = np.unique(self._known_rows(among))
-        return rows, [self._part(self._joined_codes(rows))] if len(rows) else []
+        return rows, [Part.of(self._scan, self._joined_codes(rows))] if len(rows) else []
 
     def _known_rows(self, ids: Any) -> np.ndarray:
         rows = self._ids.rows(ids)
@@ -207,11 +244,11 @@ class CodeIndex:
         return rows
 
 
-def _nearest(parts: list[Part], table: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k best entries of all parts, numbered through: entries and scores (Q, k)."""
-    found, first = [(np.empty((len(table), 0), np.int64), np.empty((len(table), 0)))], 0
+def _nearest(parts: list[Part], queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best entries of all parts, numbered consecutively: entries and scores (Q, k)."""
+    found, first = [(np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0)))], 0
     for part in parts:
-        entries, scores = part.nearest(table, min(k, len(part)))
+        entries, scores = part.nearest(queries, min(k, len(part)))
         found.append((entries + first, scores))
         first += len(part)
     if len(found) == 2:
@@ -221,30 +258,30 @@ def _nearest(parts: list[Part], table: np.ndarray, k: int) -> tuple[np.ndarray, 
     return np.take_along_axis(entries, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
 
-def _within(parts: list[Part], table: np.ndarray, least: float) -> list[list[tuple[np.ndarray, np.ndarray]]]:
-    """What each part holds with at least this score, entries numbered through."""
-    found, first = [[(np.empty(0, np.int64), np.empty(0))] * len(table)], 0
+def _within(parts: list[Part], queries: np.ndarray, least: float) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+    """Return the entries of each part with at least this score, numbered consecutively."""
+    found, first = [[(np.empty(0, np.int64), np.empty(0))] * len(queries)], 0
     for part in parts:
-        found.append([(entries + first, scores) for entries, scores in part.within(table, least)])
+        found.append([(entries + first, scores) for entries, scores in part.within(queries, least)])
         first += len(part)
     return found
 
 
-def _chunks(table: np.ndarray) -> list[np.ndarray]:
-    return np.array_split(table, max(1, -(-len(table) // QUERIES_AT_ONCE)))
+def _chunks(queries: np.ndarray) -> list[np.ndarray]:
+    return np.array_split(queries, max(1, -(-len(queries) // QUERIES_AT_ONCE)))
 
 
 def _is_codes(x: Array) -> bool:
-    """Whole numbers of any type are codes; bool is left to the codebook to refuse."""
+    """Integers of any type are codes; so is bool, which `checked_codes` refuses."""
     if isinstance(x, torch.Tensor):
         return not x.is_floating_point()
     return np.asarray(x).dtype.kind in "iub"
 
 
 def _finite(x: Array) -> Array:
-    """Embeddings as given, once they are known to hold neither NaN nor infinity."""
+    """Return the embeddings, once they are known to hold neither NaN nor infinity."""
     vectors = x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
     if vectors.is_floating_point() and not vectors.isfinite().all():
         row = int((~vectors.isfinite()).any(dim=-1).nonzero()[0, 0]) if vectors.ndim == 2 else 0
-        raise ValueError(f"row {row} of x holds NaN or infinity; remove or repair such rows")
+        raise ValueError(f"row {row} of x holds NaN or infinity; remove or fix such rows")
     return vectors

@@ -10,28 +10,33 @@ import numpy as np
 import pyarrow as pa
 from safetensors.numpy import save_file
 
-from combemb.search.codebook import Codebook
-from combemb.search.fast_scan import FastScan
+from combemb.search.codebook import Codebook, ProductCodebook, same_codebook, same_state
 from combemb.search.groups import Groups
 from combemb.search.ids import Ids
-from combemb.search.joined import Joined
-from combemb.search.parts import Part
+from combemb.search.parts import Part, empty_scan
+from combemb.system.arrays import to_numpy
 from combemb.system.files import write_atomically
 
-FORMAT = 1
-READ_AT_ONCE = 16 * 2**20  # bytes
+PRODUCT_FORMAT = 1  # holds the words of a product codebook
+STATE_FORMAT = 2  # holds the state of any other codebook, to compare it with
+STATE = "codebook."  # begins the names of its arrays
 GROUPS = ("firsts", "owners", "starts", "repeats")
+READ_AT_ONCE = 16 * 2**20  # bytes
 
 
-def write(path: Path, codebook: Codebook, part: Part | None, ids: Ids) -> None:
+def write_index(path: Path, codebook: Codebook, part: Part | None, ids: Ids) -> None:
     """Write an index of at most one part, atomically."""
-    arrays = {"words": codebook.words.numpy(), **_id_arrays(ids)}
+    if isinstance(codebook, ProductCodebook):
+        about: dict[str, Any] = {"format": PRODUCT_FORMAT, "metric": codebook.metric}
+        arrays = {"words": codebook.words.numpy()}
+    else:
+        about = {"format": STATE_FORMAT, "codebook": repr(codebook)}
+        arrays = {STATE + name: to_numpy(tensor) for name, tensor in codebook.state().items()}
+    arrays |= _id_arrays(ids)
     if part is not None:
-        arrays |= {"codes": part.scan.blocks, **part.groups.arrays()}
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    about = {
-        "format": FORMAT,
-        "metric": codebook.metric,
+        arrays |= {"codes": part.scan.stored, **part.groups.arrays()}
+    arrays = {name: np.require(array, requirements="C") for name, array in arrays.items()}
+    about |= {
         "sizes": codebook.sizes,
         "n_entries": len(ids),
         "n_codes": 0 if part is None else part.groups.n_groups,
@@ -43,26 +48,41 @@ def write(path: Path, codebook: Codebook, part: Part | None, ids: Ids) -> None:
     write_atomically(path, lambda temporary: save_file(arrays, temporary, metadata))
 
 
-def read(path: Path, n_threads: int) -> tuple[Codebook, Part | None, Ids]:
-    """Read what `write` wrote. ValueError if the file is not whole or no index."""
+def read_index(path: Path, codebook: Codebook | None, n_threads: int) -> tuple[Codebook, Part | None, Ids]:
+    """Read a file of `write_index`; raise a ValueError if it is damaged, no index, or of another codebook."""
     try:
         about, arrays = _arrays(path)
     except FileNotFoundError:
         raise ValueError(f"cannot read {path}: there is no such file") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"cannot read {path}: {error}; it is damaged or no index, make it again") from error
-    words = [words[:size] for words, size in zip(arrays["words"], about["sizes"], strict=True)]
-    codebook = Codebook(words, about["metric"])
+    codebook = _codebook(path, about, arrays, codebook)
     if about["n_entries"] == 0:
         return codebook, None, Ids(np.empty(0, np.int64))
-    joined = Joined(codebook.sizes)
-    scan = FastScan(joined, arrays["codes"], about["n_codes"], n_threads)
+    scan = empty_scan(codebook, n_threads).of_stored(arrays["codes"], about["n_codes"])
     groups = Groups(about["n_entries"], *(arrays[name] for name in GROUPS))
     return codebook, Part(scan, groups), _ids(arrays)
 
 
+def _codebook(path: Path, about: dict[str, Any], arrays: dict[str, np.ndarray], given: Codebook | None) -> Codebook:
+    """Return the codebook of a file: the one given, once it is known to be the same, or that of the stored words."""
+    if about["format"] == PRODUCT_FORMAT:
+        words = [words[:size] for words, size in zip(arrays["words"], about["sizes"], strict=True)]
+        found: Codebook = ProductCodebook(words, about["metric"])
+        is_same, name = given is None or same_codebook(given, found), repr(found)
+    else:
+        name = about["codebook"]
+        if given is None:
+            raise ValueError(f"{path} has codes of {name}, which is not stored with them; give it as codebook=")
+        state = {key.removeprefix(STATE): array for key, array in arrays.items() if key.startswith(STATE)}
+        found, is_same = given, same_state(state, given.state()) and about["sizes"] == list(given.sizes)
+    if not is_same:
+        raise ValueError(f"{path} was made with another codebook: {name}, not {given}; index again")
+    return found
+
+
 def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What the file says of itself, and its arrays as memory maps whose checksums are right."""
+    """Return the description in a file, and its arrays as memory maps, once their checksums are verified."""
     with path.open("rb") as file:
         n_bytes = os.fstat(file.fileno()).st_size
         n_header = int.from_bytes(file.read(8), "little")
@@ -73,8 +93,8 @@ def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         if str(zlib.crc32(text.encode())) != header["__metadata__"]["crc32"]:
             raise ValueError("the checksum of its head is wrong")
         about = json.loads(text)
-        if about["format"] != FORMAT:
-            raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
+        if about["format"] not in (PRODUCT_FORMAT, STATE_FORMAT):
+            raise ValueError(f"it has format {about['format']}, this combemb reads {PRODUCT_FORMAT} and {STATE_FORMAT}")
         arrays = {}
         for name, (dtype, *shape) in about["shapes"].items():
             start, end = (8 + n_header + offset for offset in header[name]["data_offsets"])
@@ -88,14 +108,14 @@ def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _mapped(file: BinaryIO, start: int, dtype: str, shape: list[int]) -> np.ndarray:
-    """Of the open file: its path may name another one by now."""
+    """Map a part of the open file, not of its path, which may be another file by now."""
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.asarray(np.memmap(file, dtype, "r", start, tuple(shape)))
 
 
 def _crc32(file: BinaryIO, start: int, size: int) -> int:
-    """Read, not mapped, so that what is only looked at once does not stay in memory."""
+    """Return the checksum of a part of the file, read and not mapped, so that it does not stay in memory."""
     file.seek(start)
     crc = 0
     for done in range(0, size, READ_AT_ONCE):

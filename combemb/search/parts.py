@@ -5,111 +5,105 @@ from typing import Self
 
 import numpy as np
 
-from combemb.search.fast_scan import MOST_SETS, FastScan, pack
+from combemb.search.codebook import Codebook, ProductCodebook
+from combemb.search.fast_scan import FastScan
+from combemb.search.full_scan import FullScan
 from combemb.search.groups import Groups
-from combemb.search.joined import Joined
 
-MORE = 4  # times as many candidates are fetched when some may be missing
-CELLS = 2**22  # candidates of all queries that are held at a time
-CODES_AT_ONCE = 2**13  # where all are scored
+GROWTH = 4  # factor for the number of candidates when some may be missing
+MAX_CANDIDATES = 2**22  # of all queries, held at a time
 FIRST_WITHIN = 1_024  # candidates that a search by score begins with
 
+Scan = FastScan | FullScan
 Take = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-class Part:
-    """Entries in the order in which they came. `nearest` and `within` equal exhaustive scoring of every entry.
+def empty_scan(codebook: Codebook, n_threads: int) -> Scan:
+    """Return a scan without codes: `FastScan` for a product codebook, `FullScan` for any other."""
+    return FastScan(codebook, n_threads) if isinstance(codebook, ProductCodebook) else FullScan(codebook)
 
-    A score is the sum of float32 table entries in the order of the sets, in float64. Fast scan, which rounds, only
-    proposes groups of equal code: they are scored anew, and more are fetched until none of the others can matter.
+
+class Part:
+    """Entries in the order of adding. `nearest` and `within` equal exhaustive scoring of every entry.
+
+    A scan proposes groups of equal code with their exact scores, and an upper bound of the scores of all other groups:
+    more are fetched until none of the others can matter. Queries (Q, ...) are those of `Scan.prepare`.
     """
 
-    def __init__(self, scan: FastScan, groups: Groups):
-        self.joined, self.scan, self.groups = scan.joined, scan, groups
+    def __init__(self, scan: Scan, groups: Groups):
+        self.scan, self.groups = scan, groups
 
     @classmethod
-    def of(cls, joined: Joined, codes: np.ndarray, n_threads: int) -> Self:
-        """Of joined codes (N, M')."""
-        groups, firsts = Groups.of(codes)
+    def of(cls, scan: Scan, codes: np.ndarray) -> Self:
+        """Make a part of joined codes (N, M'), which this kind of scan stores."""
+        groups, firsts = Groups.of(codes, scan.value_bits)
         distinct = codes if groups.n_groups == len(codes) else codes[firsts]
-        return cls(FastScan(joined, pack(distinct), len(distinct), n_threads), groups)
+        return cls(scan.of(distinct), groups)
 
     def __len__(self) -> int:
         return self.groups.n_entries
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
-        """Joined codes (n, M') of these entries."""
+        """Return the joined codes (n, M') of these entries."""
         return self.scan.codes(rows if len(self.groups.repeats) == 0 else self.groups.of_entries()[rows])
 
-    def nearest(self, table: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k best entries by score, then by number: table (Q, M, K) -> entries and scores (Q, k), k <= N."""
-        entries, scores = np.empty((len(table), k), np.int64), np.empty((len(table), k))
+    def nearest(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the k best entries by score, then by number: entries and scores (Q, k), k <= N."""
+        entries, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k))
 
-        def take(queries: np.ndarray, groups: np.ndarray, exact: np.ndarray, beyond: np.ndarray) -> np.ndarray:
+        def take(asked: np.ndarray, groups: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> np.ndarray:
             order = np.lexsort((groups, -exact), axis=1)
             groups, exact = np.take_along_axis(groups, order, axis=1), np.take_along_axis(exact, order, axis=1)
             n_so_far = np.minimum(self.groups.sizes(groups), k).cumsum(axis=1)
             last = np.minimum((n_so_far < k).sum(axis=1), groups.shape[1] - 1)
             kth = np.take_along_axis(exact, last[:, None], axis=1)  # the score of the k-th entry
-            done = np.asarray((n_so_far[:, -1] >= k) & (kth[:, 0] > beyond))
+            done = np.asarray((n_so_far[:, -1] >= k) & (kth[:, 0] > bound))
             if len(self.groups.repeats) == 0:
-                entries[queries[done]], scores[queries[done]] = groups[done, :k], exact[done, :k]
+                entries[asked[done]], scores[asked[done]] = groups[done, :k], exact[done, :k]
                 return done
             query, entry, score = self._entries(groups, exact, (exact >= kth) & done[:, None], k)
             first = np.searchsorted(query, np.flatnonzero(done))
-            entries[queries[done]], scores[queries[done]] = (x[first[:, None] + np.arange(k)] for x in (entry, score))
+            entries[asked[done]], scores[asked[done]] = (x[first[:, None] + np.arange(k)] for x in (entry, score))
             return done
 
         per_group = len(self) / self.groups.n_groups
-        self._propose(table, int(1.2 * k / per_group) + 8, take)
+        self._propose(queries, int(1.2 * k / per_group) + 8, take)
         return entries, scores
 
-    def within(self, table: np.ndarray, least: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """All entries with at least this score, in the order of `nearest`: entries and scores of each query."""
-        found: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.int64), np.empty(0))] * len(table)
+    def within(self, queries: np.ndarray, least: float) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the entries with at least this score, in the order of `nearest`, and their scores, for each query."""
+        found: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.int64), np.empty(0))] * len(queries)
 
-        def take(queries: np.ndarray, groups: np.ndarray, exact: np.ndarray, beyond: np.ndarray) -> np.ndarray:
-            done = (beyond < least) | np.isneginf(beyond)
+        def take(asked: np.ndarray, groups: np.ndarray, exact: np.ndarray, bound: np.ndarray) -> np.ndarray:
+            done = (bound < least) | np.isneginf(bound)
             query, entry, score = self._entries(groups, exact, (exact >= least) & done[:, None], len(self))
-            edges = np.searchsorted(query, np.arange(len(queries) + 1))
+            edges = np.searchsorted(query, np.arange(len(asked) + 1))
             for i in np.flatnonzero(done):
                 some = slice(edges[i], edges[i + 1])
-                found[queries[i]] = entry[some], score[some]
+                found[asked[i]] = entry[some], score[some]
             return done
 
-        self._propose(table, FIRST_WITHIN, take)
+        self._propose(queries, FIRST_WITHIN, take)
         return found
 
-    def _propose(self, table: np.ndarray, n: int, take: Take) -> None:
-        """Hand groups to `take` until it has enough of them for every query.
+    def _propose(self, queries: np.ndarray, n: int, take: Take) -> None:
+        """Pass about n groups, then more, to `take` until it is done with every query.
 
-        take(queries, groups (q, n), their scores (q, n), what no other group's score exceeds (q,)) -> done (q,)
+        take(numbers of queries (q,), groups (q, n), their scores (q, n), bound of other scores (q,)) returns done (q,).
         """
-        todo = [(np.arange(len(table)), n)] if len(table) else []
+        todo = [(np.arange(len(queries)), n)] if len(queries) else []
         while todo:
-            queries, n = todo.pop()
-            is_scan = 2 * n <= self.groups.n_groups and self.joined.n_sets <= MOST_SETS
-            n = n if is_scan else self.groups.n_groups
-            for some in np.array_split(queries, -(-len(queries) * n // CELLS)):
-                done = take(some, *self._scored(table[some], n))
+            asked, n = todo.pop()
+            n = self.scan.n_scored(n)
+            for some in np.array_split(asked, min(len(asked), -(-len(asked) * n // MAX_CANDIDATES))):
+                done = take(some, *self.scan.nearest(queries[some], n))
                 if not done.all():
-                    todo.append((some[~done], MORE * n))
-
-    def _scored(self, table: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """About n promising groups with their scores (Q, n'), and what no other's score exceeds (Q,)."""
-        if n < self.groups.n_groups:
-            return self.scan.nearest(table, n)
-        scores = np.empty((len(table), n))
-        for start in range(0, n, CODES_AT_ONCE):
-            codes = self.scan.codes(np.arange(start, min(start + CODES_AT_ONCE, n)))
-            codes = np.broadcast_to(codes, (len(table), *codes.shape))
-            scores[:, start : start + CODES_AT_ONCE] = self.joined.scores(table, codes)
-        return np.broadcast_to(np.arange(n), scores.shape), scores, np.full(len(table), -np.inf)
+                    todo.append((some[~done], GROWTH * n))
 
     def _entries(
         self, groups: np.ndarray, exact: np.ndarray, chosen: np.ndarray, at_most: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The entries of the chosen groups (q, n), sorted: query, entry and score of each; `at_most` of a group."""
+        """Return query, entry and score of the entries of chosen groups (q, n), sorted; `at_most` of each group."""
         query, place = np.nonzero(chosen)
         owner, entry = self.groups.entries(groups[query, place], at_most)
         query, score = query[owner], exact[query, place][owner]

@@ -10,7 +10,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from combemb.discovery import kmeans as clustering
 from combemb.discovery.kmeans import kmeans, kmeans_of_codes
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 from combemb.system.machine import limited_threads
 from tests.clusters import assert_is_clustering, blobs, cloud, half_labelled, naive_kmeans
 
@@ -212,7 +212,7 @@ def test_weights_count_as_repeated_items(n_seen):
 @pytest.mark.parametrize("n_seen", [0, 2])
 def test_codes_are_clustered_as_what_they_decode_to(n_seen):
     rng = np.random.default_rng(0)
-    codebook = Codebook(rng.normal(size=(3, 4, 2)))
+    codebook = ProductCodebook(rng.normal(size=(3, 4, 2)))
     codes = rng.integers(0, 4, (400, 3)).astype(np.uint8)
     labels = rng.integers(-3, n_seen, len(codes)).clip(min=-1)  # equal codes have different labels
     start = rng.normal(size=(9, 6))

@@ -4,7 +4,7 @@ import faiss
 import numpy as np
 from hypothesis import strategies as st
 
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 from combemb.search.index import CodeIndex
 
 METRICS = ("cosine", "inner", "l2")
@@ -22,7 +22,7 @@ INDEXES = {
 def an_index(sizes=(2, 16, 4, 8, 2), d=3, *, metric="cosine", n=150, strings=False, seed=0) -> CodeIndex:
     """An index whose later codes repeat earlier ones, added in two steps under ids in no order."""
     rng = np.random.default_rng(seed)
-    index = CodeIndex(Codebook([rng.normal(size=(K, d)) for K in sizes], metric), n_threads=1)
+    index = CodeIndex(ProductCodebook([rng.normal(size=(K, d)) for K in sizes], metric), n_threads=1)
     codes = np.stack([rng.integers(K, size=n) for K in sizes], axis=1).astype(np.uint8)
     codes[n - n // 3 :] = codes[: n // 3]
     ids = rng.permutation(10 * n + 1)[:n] - n

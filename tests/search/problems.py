@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    codebook: Codebook
+    codebook: ProductCodebook
     codes: np.ndarray  # (N, M) uint8
     queries: np.ndarray  # (Q, M*d)
 
@@ -42,7 +42,7 @@ def make(seed: int, sizes: list[int], d: int, n: int, *, distinct: float = 1.0, 
     def numbers(*shape):
         return rng.integers(-1, 2, shape).astype(float) if whole else rng.normal(size=shape)
 
-    codebook = Codebook([numbers(K, d) for K in sizes], metric)
+    codebook = ProductCodebook([numbers(K, d) for K in sizes], metric)
     pool = np.stack([rng.integers(0, K, size=n) for K in sizes], axis=1).astype(np.uint8)
     codes = pool[rng.integers(0, max(1, round(distinct * n)), size=n)]
     queries = numbers(3, len(sizes) * d)

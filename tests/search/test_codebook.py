@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from combemb.search.codebook import Codebook, Metric, _adds_without_rounding, binary_codebook
+from combemb.search.codebook import Metric, ProductCodebook, _adds_without_rounding, binary_codebook, same_state
 
 METRICS: tuple[Metric, ...] = ("cosine", "inner", "l2")
 SIZES = [(2,) * 5, (4,) * 5, (8,) * 5, (16,) * 5, (2, 16, 4, 8, 2)]
@@ -26,7 +26,7 @@ def random_queries(n: int, width: int, seed: int = 2) -> torch.Tensor:
     return torch.randn(n, width, generator=torch.Generator().manual_seed(seed))
 
 
-def naive_table(codebook: Codebook, queries: torch.Tensor) -> np.ndarray:
+def naive_table(codebook: ProductCodebook, queries: torch.Tensor) -> np.ndarray:
     """The nearness of every sub-vector to every word, as loops in float64."""
     words = codebook.words.double().numpy()
     M, K, d = words.shape
@@ -45,7 +45,7 @@ def naive_table(codebook: Codebook, queries: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_encoding_undoes_decoding(sizes, metric):
-    codebook = Codebook(unit_words(sizes), metric)
+    codebook = ProductCodebook(unit_words(sizes), metric)
     codes = random_codes(sizes, 200)
     assert codes.unique(dim=0).shape[0] > 20
     torch.testing.assert_close(codebook.encode(codebook.decode(codes)), codes, rtol=0, atol=0)
@@ -58,7 +58,7 @@ def test_encoding_undoes_decoding(sizes, metric):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_cosine_codes_do_not_depend_on_the_length_of_the_vectors(sizes, scale, seed):
-    codebook = Codebook(unit_words(sizes, seed=seed), "cosine")
+    codebook = ProductCodebook(unit_words(sizes, seed=seed), "cosine")
     codes = random_codes(sizes, 20, seed)
     assert torch.equal(codebook.encode(codebook.decode(codes) * scale), codes)
 
@@ -68,13 +68,13 @@ def test_decoding_sets_words_side_by_side(sizes):
     words = unit_words(sizes, d=3)
     codes = random_codes(sizes, 10)
     expected = torch.stack([torch.cat([words[m][c] for m, c in enumerate(row)]) for row in codes.tolist()])
-    assert torch.equal(Codebook(words).decode(codes), expected)
+    assert torch.equal(ProductCodebook(words).decode(codes), expected)
 
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_table_and_codes_equal_the_naive_loops(sizes, metric):
-    codebook = Codebook(unit_words(sizes, d=3), metric)
+    codebook = ProductCodebook(unit_words(sizes, d=3), metric)
     queries = random_queries(40, 3 * len(sizes))
     queries[0] = 0.0
     expected = naive_table(codebook, queries)
@@ -85,7 +85,7 @@ def test_table_and_codes_equal_the_naive_loops(sizes, metric):
 
 def test_l2_keeps_its_digits_far_from_the_origin():
     words = torch.tensor([[[1000.0, 1000.0], [1000.0, 1000.125]]])
-    table = Codebook(words, "l2").table(words[0])
+    table = ProductCodebook(words, "l2").table(words[0])
     assert table.tolist() == [[[0.0, -(0.125**2)]], [[-(0.125**2), 0.0]]]
 
 
@@ -94,7 +94,7 @@ def test_scores_are_products_with_decoded_codes(sizes):
     codes, queries = random_codes(sizes, 60), random_queries(7, 12 * len(sizes))
     unit = torch.nn.functional.normalize(queries.double().unflatten(1, (-1, 12)), dim=2).flatten(1)
     for metric, q in {"cosine": unit, "inner": queries.double()}.items():
-        codebook = Codebook(unit_words(sizes), metric)
+        codebook = ProductCodebook(unit_words(sizes), metric)
         scores, expected = codebook.scores(queries, codes), q @ codebook.decode(codes).double().T
         assert scores.dtype == torch.float64
         torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
@@ -104,7 +104,7 @@ def test_scores_are_products_with_decoded_codes(sizes):
 
 
 def test_l2_scores_are_squared_distances_to_decoded_codes():
-    codebook = Codebook(unit_words((4,) * 5), "l2")
+    codebook = ProductCodebook(unit_words((4,) * 5), "l2")
     codes, queries = random_codes((4,) * 5, 60), random_queries(7, 60)
     expected = -(torch.cdist(queries.double(), codebook.decode(codes).double()) ** 2)
     torch.testing.assert_close(codebook.scores(queries, codes), expected, rtol=1e-6, atol=1e-5)
@@ -112,8 +112,8 @@ def test_l2_scores_are_squared_distances_to_decoded_codes():
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_equal_codes_get_bitwise_equal_scores(metric, monkeypatch):
-    monkeypatch.setattr("combemb.search.codebook.CHUNK", 13)
-    codebook = Codebook(unit_words((4,) * 6), metric)
+    monkeypatch.setattr("combemb.search.codebook.CODES_AT_ONCE", 13)
+    codebook = ProductCodebook(unit_words((4,) * 6), metric)
     distinct, queries = random_codes((4,) * 6, 9), random_queries(5, 72)
     copies = torch.arange(50) % 9
     assert torch.equal(codebook.scores(queries, distinct[copies]), codebook.scores(queries, distinct)[:, copies])
@@ -125,7 +125,9 @@ def test_equal_codes_get_bitwise_equal_scores(metric, monkeypatch):
 def test_scores_are_added_in_float64_in_the_order_of_the_sets(sizes, spread, seed):
     """Bit by bit, also where the magnitudes of the words are so far apart that another order would round otherwise."""
     rng = np.random.default_rng(seed)
-    codebook = Codebook([rng.normal(size=(K, 1)) * 10.0 ** rng.uniform(-spread, 0, (K, 1)) for K in sizes], "inner")
+    codebook = ProductCodebook(
+        [rng.normal(size=(K, 1)) * 10.0 ** rng.uniform(-spread, 0, (K, 1)) for K in sizes], "inner"
+    )
     queries = rng.normal(size=(3, len(sizes)))
     codes = np.stack([rng.integers(0, K, 20) for K in sizes], axis=1)
     table = codebook.table(queries).double().numpy()
@@ -169,7 +171,7 @@ def test_binary_codebook_has_words_of_minus_one_and_one():
 @pytest.mark.parametrize("metric", METRICS)
 def test_words_that_only_fill_up_a_smaller_set_are_never_chosen(metric):
     sizes = (2, 16, 4, 2)
-    codebook = Codebook(unit_words(sizes, d=7), metric)
+    codebook = ProductCodebook(unit_words(sizes, d=7), metric)
     queries = random_queries(5000, 28)
     assert codebook.words.shape == (4, 16, 7)
     assert torch.equal(codebook.words[0, 2:], codebook.words[0, :1].expand(14, -1))
@@ -181,20 +183,20 @@ def test_words_that_only_fill_up_a_smaller_set_are_never_chosen(metric):
 def test_the_first_of_equally_near_words_is_chosen():
     word = torch.tensor([1.0, 2.0])
     for metric in METRICS:
-        assert Codebook([torch.stack([-word, word, word, word])], metric).encode(word[None]).item() == 1
+        assert ProductCodebook([torch.stack([-word, word, word, word])], metric).encode(word[None]).item() == 1
 
 
 def test_chunks_do_not_show(monkeypatch):
-    codebook, z = Codebook(unit_words((4, 8))), random_queries(1000, 24)
+    codebook, z = ProductCodebook(unit_words((4, 8))), random_queries(1000, 24)
     codes = codebook.encode(z)
     scores = codebook.scores(z[:3], codes)
-    monkeypatch.setattr("combemb.search.codebook.CHUNK", 64)
+    monkeypatch.setattr("combemb.search.codebook.CODES_AT_ONCE", 64)
     assert torch.equal(codebook.encode(z), codes)
     assert torch.equal(codebook.scores(z[:3], codes), scores)
 
 
 def test_no_rows_give_no_rows():
-    codebook = Codebook(unit_words((4, 8)))
+    codebook = ProductCodebook(unit_words((4, 8)))
     none = torch.empty(0, 24)
     assert codebook.encode(none).shape == (0, 2)
     assert codebook.decode(codebook.encode(none)).shape == (0, 24)
@@ -203,7 +205,7 @@ def test_no_rows_give_no_rows():
 
 def test_arrays_and_tensors_of_any_number_type_are_equal_and_unchanged():
     words = np.stack([w.numpy() for w in unit_words((4, 4))])
-    codebook = Codebook(words)
+    codebook = ProductCodebook(words)
     z = random_queries(30, 24)
     array = z.numpy().astype(np.float64)[::-1]  # reversed and read-only: torch takes neither as it is
     array.flags.writeable = False
@@ -219,24 +221,28 @@ def test_arrays_and_tensors_of_any_number_type_are_equal_and_unchanged():
 def test_equality_looks_at_words_sizes_and_metric():
     words = unit_words((4, 4))
     filled = [torch.cat([words[0][:2], words[0][:1], words[0][:1]]), words[1]]
-    assert Codebook(words) == Codebook(torch.stack(words))
-    assert Codebook(words) != Codebook(words, "inner")
-    assert Codebook(words) != Codebook(words[:1])
-    assert Codebook(filled) != Codebook([words[0][:2], words[1]])
-    assert Codebook(words) != "a codebook"
+    assert ProductCodebook(words) == ProductCodebook(torch.stack(words))
+    assert ProductCodebook(words) != ProductCodebook(words, "inner")
+    assert ProductCodebook(words) != ProductCodebook(words[:1])
+    assert ProductCodebook(filled) != ProductCodebook([words[0][:2], words[1]])
+    assert ProductCodebook(words) != "a codebook"
+    states = [ProductCodebook(words, metric).state() for metric in METRICS]
+    assert [same_state(states[0], other) for other in states] == [True, False, False]
+    assert not same_state(states[0], {**states[0], "words": states[0]["words"].double()})
+    assert not same_state(states[0], {"words": states[0]["words"]})
 
 
 def test_the_name_tells_bits_sets_and_metric():
-    assert repr(Codebook(unit_words((4,) * 12))) == "Codebook(24 bits: 12 sets of 4 words, d=12, cosine)"
-    mixed = Codebook(unit_words((2, 16, 16), d=2), "l2")
-    assert repr(mixed) == "Codebook(9 bits: 1 set of 2 and 2 sets of 16 words, d=2, l2)"
+    assert repr(ProductCodebook(unit_words((4,) * 12))) == "ProductCodebook(24 bits: 12 sets of 4 words, d=12, cosine)"
+    mixed = ProductCodebook(unit_words((2, 16, 16), d=2), "l2")
+    assert repr(mixed) == "ProductCodebook(9 bits: 1 set of 2 and 2 sets of 16 words, d=2, l2)"
     assert mixed.sizes == (2, 16, 16)
     assert mixed.bits == 9
 
 
 def test_global_random_state_is_left_alone():
     before = torch.get_rng_state()
-    codebook = Codebook(unit_words((4, 4)))
+    codebook = ProductCodebook(unit_words((4, 4)))
     codebook.scores(random_queries(3, 24), random_codes((4, 4), 5))
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -252,7 +258,7 @@ def test_global_random_state_is_left_alone():
         ([torch.ones(2, 3), torch.ones(2, 4)], r"\[\(2, 3\), \(2, 4\)\]; give .* the same d"),
         ([torch.ones(2)], "each .K_m, d."),
         (torch.ones(2, 4, 0), "the same d > 0"),
-        ([], "at least one set"),
+        ([], "give one or more"),
         (torch.full((1, 2, 2), torch.nan), "set 0 holds words that are not finite"),
         (np.full((1, 2, 2), 1e300), "set 0 holds words that are not finite in float32"),
         (np.full((1, 2, 2), 1j), "complex"),
@@ -260,12 +266,12 @@ def test_global_random_state_is_left_alone():
 )
 def test_words_that_make_no_codebook(words, message):
     with pytest.raises(ValueError, match=message):
-        Codebook(words)
+        ProductCodebook(words)
 
 
 def test_unknown_metric_lists_the_choices():
     with pytest.raises(ValueError, match="'dot' is unknown; choose one of cosine, inner, l2"):
-        Codebook(torch.ones(1, 2, 2), "dot")  # type: ignore[arg-type]
+        ProductCodebook(torch.ones(1, 2, 2), "dot")  # type: ignore[arg-type]
 
 
 def test_a_binary_codebook_needs_a_bit():
@@ -285,7 +291,7 @@ def test_a_binary_codebook_needs_a_bit():
     ],
 )
 def test_vectors_that_do_not_fit(vectors, message, metric):
-    codebook = Codebook(unit_words((4, 4)), metric)
+    codebook = ProductCodebook(unit_words((4, 4)), metric)
     for call in (codebook.encode, codebook.table, lambda q: codebook.scores(q, random_codes((4, 4), 3))):
         with pytest.raises(ValueError, match=message):
             call(vectors)
@@ -303,7 +309,7 @@ def test_vectors_that_do_not_fit(vectors, message, metric):
     ],
 )
 def test_codes_that_name_no_word(codes, message):
-    codebook = Codebook(unit_words((2, 4)))
+    codebook = ProductCodebook(unit_words((2, 4)))
     for call in (codebook.decode, lambda c: codebook.scores(random_queries(1, 24), c)):
         with pytest.raises(ValueError, match=message):
             call(codes)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from combemb.search import exchange
-from combemb.search.codebook import Codebook, binary_codebook
+from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.search.exchange import from_faiss, from_parquet, to_faiss, to_parquet
 from combemb.search.index import CodeIndex
 from tests.search.exchanged import (
@@ -68,7 +68,7 @@ def test_binary_words_come_back_from_faiss_exactly(tmp_path):
 
 
 def test_words_that_codes_name_come_back_from_faiss_though_they_repeat_the_first(tmp_path):
-    index = CodeIndex(Codebook(np.ones((2, 16, 3)), "l2"))
+    index = CodeIndex(ProductCodebook(np.ones((2, 16, 3)), "l2"))
     index.add(np.array([[0, 5], [3, 15], [1, 0]], np.uint8))
     to_faiss(index, tmp_path / "codes.faiss")
     found = from_faiss(tmp_path / "codes.faiss")
@@ -85,7 +85,7 @@ def test_an_index_whose_entries_were_all_removed_comes_back(tmp_path, strings):
 
 
 def test_large_indexes_are_written_and_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(exchange, "ROWS", 7)
+    monkeypatch.setattr(exchange, "ROWS_AT_ONCE", 7)
     index = an_index()
     to_parquet(index, tmp_path / "codes.parquet")
     assert pq.ParquetFile(tmp_path / "codes.parquet").num_row_groups == -(-len(index) // 7)
@@ -187,7 +187,7 @@ def test_other_indexes_of_faiss_are_refused(tmp_path, make, message):
 def test_faiss_files_hold_no_strings_and_an_old_file_stays(tmp_path):
     to_faiss(an_index(), tmp_path / "codes.faiss")
     before = (tmp_path / "codes.faiss").read_bytes()
-    with pytest.raises(ValueError, match="the ids are strings, which a FAISS file cannot hold; use to_parquet"):
+    with pytest.raises(ValueError, match="the ids are strings, which a FAISS file cannot store; use to_parquet"):
         to_faiss(an_index(strings=True), tmp_path / "codes.faiss")
     assert (tmp_path / "codes.faiss").read_bytes() == before
     with pytest.raises(ValueError, match=r"metric='l2'; give 'cosine' or 'inner' for inner products"):

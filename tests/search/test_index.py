@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from combemb import CodeIndex
-from combemb.search.codebook import Codebook, binary_codebook
+from combemb.search.codebook import ProductCodebook, binary_codebook
+from combemb.search.fast_scan import FastScan
 from combemb.search.joined import Joined
 from combemb.search.parts import Part
 from tests.search.problems import make, problems
@@ -74,10 +75,10 @@ def test_more_candidates_are_fetched_when_the_first_are_not_enough(monkeypatch):
     words = 1e-4 * rng.normal(size=(6, 16, 1))
     words[0] *= 1e6
     problem = make(1, [16] * 6, 1, 30_000)
-    problem = replace(problem, codebook=Codebook(words, "inner"))
+    problem = replace(problem, codebook=ProductCodebook(words, "inner"))
     asked = []
-    scored = Part._scored
-    monkeypatch.setattr(Part, "_scored", lambda part, table, n: asked.append(n) or scored(part, table, n))
+    nearest = FastScan.nearest
+    monkeypatch.setattr(FastScan, "nearest", lambda scan, table, n: asked.append(n) or nearest(scan, table, n))
     hits = indexed(problem).search(problem.queries, 10)
     expected = problem.codebook.scores(problem.queries, problem.codes).numpy()
     order = np.argsort(-expected, axis=1, kind="stable")[:, :10]
@@ -104,7 +105,7 @@ def test_a_set_that_drowns_the_others_does_not_hide_what_is_nearest(size):
     problem = make(0, [16] * 6, 1, 20_000)
     words = problem.codebook.words.clone()
     words[0] = size
-    problem = replace(problem, codebook=Codebook(words, "inner"), queries=np.ones((1, 6)))
+    problem = replace(problem, codebook=ProductCodebook(words, "inner"), queries=np.ones((1, 6)))
     scores = problem.codebook.scores(problem.queries, problem.codes).numpy()
     order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
     assert np.array_equal(indexed(problem).search(problem.queries, 5).ids, order)
@@ -284,8 +285,8 @@ def test_what_cannot_be_asked_says_why():
 def test_numbers_beyond_float32_are_refused():
     for metric, size in (("l2", 1e20), ("inner", 1e30)):
         problem = make(0, [4] * 6, 2, 50, metric=metric)
-        index = indexed(replace(problem, codebook=Codebook(size * problem.codebook.words, metric)))
-        with pytest.raises(ValueError, match="or so large that scores go beyond float32"):
+        index = indexed(replace(problem, codebook=ProductCodebook(size * problem.codebook.words, metric)))
+        with pytest.raises(ValueError, match="or so large that scores exceed float32"):
             index.search(1e20 * np.ones((1, 12)))
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from combemb import CodeIndex
-from combemb.search import index_file as files
-from combemb.search.codebook import Codebook, binary_codebook
+from combemb.search import index_file
+from combemb.search.codebook import ProductCodebook, binary_codebook
 from tests.search.problems import make, problems
 
 SEARCH = """
@@ -105,7 +105,11 @@ def test_what_is_no_index_of_this_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no such file"):
         CodeIndex.load(path)
     filled(problem).save(path)
-    for other in (make(1, [4] * 6, 2, 20).codebook, Codebook(problem.codebook.words, "inner"), binary_codebook(12)):
+    for other in (
+        make(1, [4] * 6, 2, 20).codebook,
+        ProductCodebook(problem.codebook.words, "inner"),
+        binary_codebook(12),
+    ):
         with pytest.raises(ValueError, match=r"was made with another codebook: .*; index again"):
             CodeIndex.load(path, other)
     with pytest.raises(ValueError, match="damaged or no index"):
@@ -114,10 +118,10 @@ def test_what_is_no_index_of_this_model_is_refused(tmp_path):
 
 def test_a_file_of_a_later_format_says_so(tmp_path, monkeypatch):
     path = tmp_path / "index.safetensors"
-    monkeypatch.setattr(files, "FORMAT", 9)
+    monkeypatch.setattr(index_file, "PRODUCT_FORMAT", 9)
     filled(make(0, [4] * 6, 2, 20)).save(path)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="it has format 9, this combemb reads 1"):
+    with pytest.raises(ValueError, match="it has format 9, this combemb reads 1 and 2"):
         CodeIndex.load(path)
 
 
@@ -141,7 +145,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "save_file", full)
+    monkeypatch.setattr(index_file, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
         index.save(path)
     assert path.read_bytes() == before
@@ -150,11 +154,11 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
 if __name__ == "__main__":  # what the killed process does
     index = filled(make(1, [4] * 6, 2, 90))
-    save = files.save_file
+    save = index_file.save_file
 
     def die(*given):
         save(*given)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    files.save_file = die
+    index_file.save_file = die
     index.save(sys.argv[1])

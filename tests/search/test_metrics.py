@@ -9,9 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from combemb.search.codebook import Codebook, binary_codebook
-from combemb.search.metrics import Retrieval, code_retrieval, float_retrieval, pair_precision_recall, precision_recall
-from tests.search.test_ranking import naive_run_ap
+from combemb.search import metrics
+from combemb.search.codebook import ProductCodebook, binary_codebook
+from combemb.search.metrics import Retrieval, code_retrieval, float_retrieval, pair_precision_recall
+from combemb.search.ranking import precision_recall
+from tests.search.test_ranking import naive_group_ap
 
 CUT_OFFS = [None, 1, 3, 100]
 PLACES = (1, 5, 200)
@@ -23,7 +25,7 @@ class Case:
     def __init__(self, seed: int = 0, n: int = 90, n_queries: int = 21) -> None:
         generator = torch.Generator().manual_seed(seed)
         words = torch.nn.functional.normalize(torch.randn(2, 4, 3, generator=generator), dim=2)
-        self.codebook = Codebook(words)
+        self.codebook = ProductCodebook(words)
         self.queries = torch.randn(n_queries, 6, generator=generator)
         self.codes = torch.randint(4, (n, 2), generator=generator).to(torch.uint8)
         self.vectors = self.codebook.decode(self.codes)
@@ -34,7 +36,7 @@ class Case:
 
     def naive(self, scores: torch.Tensor, relevant: torch.Tensor, at: int | None = None) -> Retrieval:
         kept = [q for q in range(len(scores)) if relevant[q].any()]
-        precisions = [naive_run_ap(scores[q].tolist(), relevant[q].tolist(), at) for q in kept]
+        precisions = [naive_group_ap(scores[q].tolist(), relevant[q].tolist(), at) for q in kept]
         chance = relevant[kept].double().mean().item()
         by_k = {k: precision_recall(scores[kept], relevant[kept], k) for k in PLACES}
         precision, recall = ({k: found[i].mean().item() for k, found in by_k.items()} for i in (0, 1))
@@ -49,9 +51,10 @@ def assert_same(found: Retrieval, expected: Retrieval) -> None:
 
 
 @pytest.mark.parametrize("at", CUT_OFFS)
-@pytest.mark.parametrize("chunk", [1, 8, None])
-def test_code_retrieval_equals_brute_force(at, chunk):
-    case, options = Case(), {"at": at, "k": PLACES, "chunk": chunk}
+@pytest.mark.parametrize("scores_at_once", [1, 1_000, 16_000_000])
+def test_code_retrieval_equals_brute_force(monkeypatch, at, scores_at_once):
+    monkeypatch.setattr(metrics, "SCORES_AT_ONCE", scores_at_once)
+    case, options = Case(), {"at": at, "k": PLACES}
     scores = case.codebook.scores(case.queries, case.codes)
     single = case.query_targets[:, None] == case.targets
     found = code_retrieval(case.codebook, case.queries, case.codes, case.query_targets, case.targets, **options)
@@ -71,7 +74,7 @@ def test_float_retrieval_equals_brute_force(at):
     unit = torch.nn.functional.normalize
     scores = unit(case.queries.double(), dim=1) @ unit(database[:60].double(), dim=1).T
     scores = torch.cat([scores, scores[:, :30]], dim=1)
-    found = float_retrieval(case.queries, database, case.query_targets, case.targets, at=at, k=PLACES, chunk=8)
+    found = float_retrieval(case.queries, database, case.query_targets, case.targets, at=at, k=PLACES)
     assert_same(found, case.naive(scores, case.query_targets[:, None] == case.targets, at))
 
 
@@ -149,7 +152,7 @@ def test_a_retrieval_says_chance_beside_map():
         ([0, 1], [0, 1, 2], "2 and 3 targets for 3 queries and 3 database items; give one per item"),
         ([0, 1, 2], [0, 1], "3 and 2 targets"),
         ([0, 1, 2], [3, 4, 5], "none of 3 queries shares a class with the 3 database items"),
-        ([0, 1, 2], ["0", "1", "2"], "integers for both or strings for both"),
+        ([0, 1, 2], ["0", "1", "2"], "integers or strings for both"),
         ([0.0, 1.0, 2.0], [0, 1, 2], "targets are of type float64 and int64"),
         (np.array(["a", None, "b"]), ["a", "b", "b"], "type object"),
         ([0, 1, 2], np.eye(3), r"targets have shapes \(3,\) and \(3, 3\)"),
@@ -172,7 +175,6 @@ def test_targets_that_do_not_fit(query_targets, targets, message):
         (torch.ones(2, 4), torch.eye(3), {}, "queries have 4 columns and the database 3; embed both alike"),
         (torch.full((2, 3), torch.nan), torch.eye(3), {}, r"queries of shape \(2, 3\) must be \(N, D\) and finite"),
         (torch.ones(2, 3), torch.eye(3) / 0, {}, "database of shape"),
-        (torch.ones(2, 3), torch.eye(3), {"chunk": 0}, "chunk=0"),
         (torch.ones(2, 3), torch.eye(3), {"at": 0}, "at=0"),
         (torch.ones(2, 3), torch.eye(3), {"k": (5, 0)}, "k=0; a cut-off counts places from 1"),
         (torch.ones(0, 3), torch.eye(3), {}, "none of 0 queries"),

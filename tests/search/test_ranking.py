@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from combemb.search.metrics import average_precision, mean_average_precision, precision_recall
+from combemb.search.ranking import average_precision, mean_average_precision, precision_recall
 from combemb.system.machine import limited_threads
 
 
@@ -37,12 +37,12 @@ def naive_tied_hits(scores: list[float], relevant: list[bool], k: int) -> float:
     return mean(sum(relevant[i] for i in sorted(order, key=lambda i: -scores[i])[:k]) for order in orders)
 
 
-def naive_run_ap(scores: list[float], relevant: list[bool], at: int | None) -> float:
+def naive_group_ap(scores: list[float], relevant: list[bool], at: int | None) -> float:
     """The expectation place by place: r/n a hit, which then follows s + (i - 1) rho hits; for cases beyond orders."""
     total, t, s = 0.0, 0, 0
     for score in sorted(set(scores), reverse=True):
-        run = [hit for value, hit in zip(scores, relevant, strict=True) if value == score]
-        n, r = len(run), sum(run)
+        tied = [hit for value, hit in zip(scores, relevant, strict=True) if value == score]
+        n, r = len(tied), sum(tied)
         rho = (r - 1) / (n - 1) if n > 1 else 0.0
         for i in range(1, n + 1):
             if at is None or t + i <= at:
@@ -75,7 +75,7 @@ def test_ties_are_averaged_over_all_orders(pairs, at):
     scores, relevant = [list(column) for column in zip(*pairs, strict=True)]
     expected = naive_tied_ap(scores, relevant, at)
     assert ap(scores, relevant, at) == pytest.approx(expected, abs=1e-12)
-    assert naive_run_ap(scores, relevant, at) == pytest.approx(expected, abs=1e-12)
+    assert naive_group_ap(scores, relevant, at) == pytest.approx(expected, abs=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -121,7 +121,7 @@ def test_groups_stand_for_their_items(at):
         hits = [i < relevant[q, g] for g in range(25) for i in range(sizes[g])]
         spread = np.repeat(scores[q], sizes).tolist()
         assert grouped[q].item() == pytest.approx(ap(spread, hits, at), abs=1e-12)
-        assert grouped[q].item() == pytest.approx(naive_run_ap(spread, hits, at), abs=1e-12)
+        assert grouped[q].item() == pytest.approx(naive_group_ap(spread, hits, at), abs=1e-12)
         expected = precision_recall(np.array([spread]), np.array([hits]), at or 3)
         assert (precision[q].item(), recall[q].item()) == pytest.approx([e.item() for e in expected], abs=1e-12)
 
@@ -161,7 +161,7 @@ def test_the_mean_leaves_out_queries_without_relevant_items(at):
     scores, relevant = rng.integers(4, size=(5, 9)), rng.random((5, 9)) < 0.3
     relevant[1], relevant[3, 2] = False, True
     kept = [q for q in range(5) if relevant[q].any()]
-    expected = mean(naive_run_ap(scores[q].tolist(), relevant[q].tolist(), at) for q in kept)
+    expected = mean(naive_group_ap(scores[q].tolist(), relevant[q].tolist(), at) for q in kept)
     assert mean_average_precision(scores, relevant, at) == pytest.approx(expected, abs=1e-12)
     with pytest.raises(ValueError, match="nothing is relevant to any of 5 queries"):
         mean_average_precision(scores, np.zeros_like(relevant), at)

@@ -129,7 +129,7 @@ def test_lance_takes_the_place_of_nothing_else(tmp_path, elsewhere, content):
     path.write_text("text") if content == "file" else path.mkdir()
     if content == "folder":
         (path / "photo.jpg").write_text("text")
-    with pytest.raises(ValueError, match=r"mine is there and no Lance dataset; remove it or give another path"):
+    with pytest.raises(ValueError, match=r"mine exists and is no Lance dataset; remove it or give another path"):
         elsewhere(write_to_lance, path, {})
     left = {"file": ["mine"], "empty folder": ["mine"], "folder": ["mine", "mine/photo.jpg"]}[content]
     assert sorted(found.relative_to(tmp_path).as_posix() for found in tmp_path.rglob("*")) == left
