@@ -5,9 +5,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from combemb.testing import check_method
 
 from combemb import methods
-from combemb.testing import check_method
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

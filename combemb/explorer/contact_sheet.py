@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from combemb.collection.indexed import Entry, Found
+from combemb.collection.indexed import SearchResult
+from combemb.data.entries import Entry
 from combemb.data.manifests import BETWEEN
 from combemb.explorer.pages import write_page
 from combemb.explorer.thumbnails import Thumbnails
@@ -11,7 +12,7 @@ THUMBNAIL_SIDE = 192  # pixels; the page shows about 160 of them
 
 
 def write_contact_sheet(
-    path: str | Path, results: list[Found], title: str, about: str = "", progress: bool | None = None
+    path: str | Path, results: list[SearchResult], title: str, about: str = "", progress: bool | None = None
 ) -> None:
     """Write a page with the pictures of queries and hits.
 
@@ -19,7 +20,7 @@ def write_contact_sheet(
     ----------
     path : str or Path
         HTML file to write; an old one stays until the new one is complete.
-    results : list of Found
+    results : list of SearchResult
         What `Collection.search` returns. Labels that a hit shares with its query are marked.
     title : str
         Heading of the page.

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from markupsafe import Markup
 
-from combemb.collection.indexed import Entry
+from combemb.data.entries import Entry
 from combemb.discovery.result import Discovery
 from combemb.explorer.discovery_map import by_importance, colours, map_figure
 from combemb.explorer.pages import TEMPLATES, write_page

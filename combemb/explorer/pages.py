@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from combemb.collection.indexed import Entry
+from combemb.data.entries import Entry
 from combemb.data.manifests import BETWEEN
 from combemb.explorer.thumbnails import Thumbnails
 from combemb.system.files import write_atomically

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from combemb.collection.indexed import Entry
+from combemb.data.entries import Entry
 from combemb.data.images import BrokenImage
 
 JPEG_QUALITY = 85

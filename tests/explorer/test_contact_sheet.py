@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from combemb.collection.indexed import Entry, Found, Hit
+from combemb.collection.indexed import Hit, SearchResult
+from combemb.data.entries import Entry
 from combemb.explorer.contact_sheet import THUMBNAIL_SIDE, write_contact_sheet
 from combemb.system import progress
 from tests.pages import HOSTILE, Page
@@ -35,7 +36,9 @@ def photos(tmp_path: Path) -> Path:
 def test_queries_and_hits_stand_in_order_with_rank_score_label_and_path(photos: Path, tmp_path: Path):
     hits = [hit(photos / "bee/2.png", 3.25, "bee"), hit(photos / "ant/1.png", 2.5, "ant")]
     shown = page(
-        tmp_path / "page.html", Found(entry(photos / "ant/0.png", "ant"), hits), Found(entry(photos / "bee/2.png"), [])
+        tmp_path / "page.html",
+        SearchResult(entry(photos / "ant/0.png", "ant"), hits),
+        SearchResult(entry(photos / "bee/2.png"), []),
     )
     assert shown.text == (
         f"Search in runs/photos Search in runs/photos 72 entries Paths are below {photos}/ "
@@ -50,14 +53,14 @@ def test_thumbnails_are_small_and_keep_their_shape(tmp_path: Path):
     for name, size in (("wide.jpg", (1000, 500)), ("tall.png", (300, 900)), ("tiny.png", (20, 10))):
         Image.new("RGB", size, "green").save(tmp_path / name)
     hits = [hit(tmp_path / "wide.jpg"), hit(tmp_path / "tall.png")]
-    shown = page(tmp_path / "page.html", Found(entry(tmp_path / "tiny.png"), hits))
+    shown = page(tmp_path / "page.html", SearchResult(entry(tmp_path / "tiny.png"), hits))
     side = THUMBNAIL_SIDE
     assert [thumbnail.size for thumbnail in shown.thumbnails()] == [(20, 10), (side, side // 2), (side // 3, side)]
     assert {thumbnail.format for thumbnail in shown.thumbnails()} == {"JPEG"}
 
 
 def test_a_page_needs_nothing_but_itself(photos: Path, tmp_path: Path):
-    shown = page(tmp_path / "page.html", Found(entry(photos / "ant/0.png"), [hit(photos / "bee/2.png")]))
+    shown = page(tmp_path / "page.html", SearchResult(entry(photos / "ant/0.png"), [hit(photos / "bee/2.png")]))
     assert {tag for tag, _ in shown.elements} & {"script", "link", "iframe", "object"} == set()
     text = (tmp_path / "page.html").read_text()
     assert re.findall(r"https?:|@import|url\(", text) == []
@@ -71,7 +74,7 @@ def test_names_are_text_whatever_they_hold(tmp_path: Path):
     name = "a\"b'c&amp;<b onclick=x>é_[red].png"
     Image.new("RGB", (8, 8)).save(tmp_path / name)
     label = "<script>alert(1)</script>|x&y"
-    shown = page(tmp_path / "page.html", Found(entry("/elsewhere/<i>.png"), [hit(tmp_path / name, label=label)]))
+    shown = page(tmp_path / "page.html", SearchResult(entry("/elsewhere/<i>.png"), [hit(tmp_path / name, label=label)]))
     assert {tag for tag, _ in shown.elements} & {"b", "i", "script"} == set()
     assert name in shown.text
     assert "<script>alert(1)</script>, x&y" in shown.text
@@ -87,7 +90,7 @@ def test_hostile_names_change_nothing_but_texts(tmp_path: Path, name: str):
 
     def sheet(name: str) -> Page:
         hits = [Hit(id=f"{name}#0", path=str(array), label=name, score=1.0), Hit(id=name, score=0.5)]
-        write_contact_sheet(tmp_path / "page.html", [Found(Entry(name, label=name), hits)], name, name)
+        write_contact_sheet(tmp_path / "page.html", [SearchResult(Entry(name, label=name), hits)], name, name)
         return Page(tmp_path / "page.html")
 
     plain, hostile = sheet("plain"), sheet(name)
@@ -107,7 +110,7 @@ def test_what_cannot_be_shown_is_a_box_with_its_name(photos: Path, tmp_path: Pat
         Hit(id=f"{photos}/array.npy#3", path=f"{photos}/array.npy", score=1.0),
         Hit(id="item-7", score=1.0),
     ]
-    shown = page(tmp_path / "page.html", Found(entry(photos / "ant/0.png"), hits))
+    shown = page(tmp_path / "page.html", SearchResult(entry(photos / "ant/0.png"), hits))
     assert len(shown.thumbnails()) == 1
     boxes = [attributes for attributes in shown.all("div") if "missing" in attributes.get("class", "")]
     assert len(boxes) == 4
@@ -119,7 +122,7 @@ def test_rows_of_an_array_file_are_shown(tmp_path: Path):
     array = tmp_path / "pixels.npy"
     np.save(array, PIXELS[:4])
     hits = [Hit(id=f"{array}#{row}", path=str(array), score=1.0) for row in (2, 4)]  # there is no row 4
-    shown = page(tmp_path / "page.html", Found(Entry(f"{array}#0", str(array)), hits))
+    shown = page(tmp_path / "page.html", SearchResult(Entry(f"{array}#0", str(array)), hits))
     colours = [np.asarray(thumbnail).mean(axis=(0, 1)) for thumbnail in shown.thumbnails()]
     np.testing.assert_allclose(colours, PIXELS[[0, 2]].mean(axis=(1, 2)), atol=3)
 
@@ -137,14 +140,14 @@ def test_rows_of_an_array_file_are_shown(tmp_path: Path):
 def test_a_label_that_the_query_has_too_is_marked(
     tmp_path: Path, asked: str | None, label: str | None, is_marked: bool
 ):
-    shown = page(tmp_path / "page.html", Found(Entry("q", label=asked), [Hit(id="h", label=label, score=1.0)]))
+    shown = page(tmp_path / "page.html", SearchResult(Entry("q", label=asked), [Hit(id="h", label=label, score=1.0)]))
     assert ("✓" in shown.text) == is_marked
     assert shown.text.count("no label") == (label is None)
 
 
 def test_pictures_are_counted_while_the_page_is_written(photos: Path, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
-    results = [Found(entry(photos / "ant/0.png"), [hit(photos / "bee/2.png")])] * 2
+    results = [SearchResult(entry(photos / "ant/0.png"), [hit(photos / "bee/2.png")])] * 2
     write_contact_sheet(tmp_path / "page.html", results, "title", progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("%")[0] for line in lines] == [f"drawing {share:>3}" for share in (25, 50, 75, 100)]
@@ -156,6 +159,6 @@ def test_a_page_that_fails_leaves_the_old_one(photos: Path, tmp_path: Path):
     target = tmp_path / "page.html"
     target.write_text("old")
     with pytest.raises(AttributeError):
-        write_contact_sheet(target, [Found(entry(photos / "ant/0.png"), [None])], "title")
+        write_contact_sheet(target, [SearchResult(entry(photos / "ant/0.png"), [None])], "title")
     assert target.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "photos"]

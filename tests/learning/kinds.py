@@ -55,9 +55,11 @@ class TwoPlayers(DeepMethod, CodeMethod):
 
     def step(self, batch, optimisers):
         judge, project = optimisers
-        terms = self.losses(batch)
+        mapped = self.mapped(batch)
+        terms = self.losses(mapped)
         descend(self.network_.judge.parameters(), judge, terms, self.clip_norm)
-        fooled = {"fooled": -self.losses(batch)["judge"], "flat": (self.network_(batch.x).abs() - 1).square().mean()}
+        mapped = self.mapped(batch)  # again: a graph serves one backward pass
+        fooled = {"fooled": -self.losses(mapped)["judge"], "flat": (self.network_(mapped.x).abs() - 1).square().mean()}
         descend(self.network_.project.parameters(), project, fooled, self.clip_norm)
         return terms | fooled
 
