@@ -23,7 +23,7 @@ def entry(path: object, label: str | None = None) -> Entry:
     return Entry(str(path), str(path), label)
 
 
-def page(path: Path, *results: Found) -> Page:
+def page(path: Path, *results: SearchResult) -> Page:
     write_contact_sheet(path, list(results), "Search in runs/photos", "72 entries")
     return Page(path)
 
