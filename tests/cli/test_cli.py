@@ -261,7 +261,7 @@ def test_images_get_rows_with_ids_and_broken_ones_are_told(
     expected = getattr(model, verb)(model.read(photos)).numpy()
     result = call(verb, photo_run, photos, "--out", tmp_path / "rows.parquet")
     assert result.exit_code == 0, result.output
-    assert "unreadable images, which have no row: 1" in result.stderr
+    assert f"unreadable images left out of {tmp_path / 'rows.parquet'}: 1" in result.stderr
     assert f"{BROKEN}: " in result.stderr
     assert "71 rows" in result.stdout
     table = pq.read_table(tmp_path / "rows.parquet")
