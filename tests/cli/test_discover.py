@@ -269,9 +269,3 @@ def test_data_that_are_unknown_or_gone_have_to_be_named(items: Path, tmp_path: P
 
 def test_a_folder_that_is_no_run_is_named(photos: Path):
     assert f"{photos} is not a readable run folder" in refused("discover", photos)
-
-
-def test_help_explains_the_command():
-    shown = done("discover", "--help").stdout
-    assert "Usage" in shown
-    assert "Example" in shown

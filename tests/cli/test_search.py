@@ -18,11 +18,10 @@ from combemb.cli.search import print_results
 from combemb.collection.indexed import Entry, Found, Hit
 from combemb.methods.itq import ITQ
 from combemb.search.index import CodeIndex
-from tests.commands import done, refused
+from tests.cli.found import BROKEN, KEPT
+from tests.commands import done, files, refused
 from tests.pictures import IDS, LABELS, PIXELS, TARGETS, write_folder, write_manifest
 
-BROKEN = "cat/013.png"
-KEPT = [i for i, name in enumerate(IDS) if name != BROKEN]
 ITQ_SMALL = ("--method", "itq", "--bits", "16", "--set", "image_size=32")
 
 
@@ -165,10 +164,6 @@ def test_new_photos_are_added(own_run: Path, tmp_path: Path):
     message = refused("index", own_run, "--images", tmp_path / "new", "--add")
     assert "2 of 2 items are in the index already, such as" in message
     assert files(own_run) == before
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_an_index_is_kept_without_overwrite(own_run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch):
@@ -329,10 +324,3 @@ def test_a_damaged_file_is_named_with_the_command_that_makes_it_again(item_run: 
     assert f"combemb index {item_run} --overwrite" in message
     done("index", item_run, "--overwrite")
     assert len(found(item_run, items)) == 60
-
-
-@pytest.mark.parametrize("command", ["index", "search"])
-def test_help_explains_each_command(command: str):
-    shown = done(command, "--help").stdout
-    assert "Usage" in shown
-    assert "Example" in shown
