@@ -12,28 +12,42 @@ an item is unlabelled; *targets* are the hidden truth and reach metrics only. *C
 *codebook* turns them into vectors; *queries* search a *database* of codes.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from combemb.data import open_set_split
-from combemb.discovery.discovering import discover
-from combemb.discovery.result import Discovery
-from combemb.methods.combemb import CombEmb
 from combemb.system.version import __version__
 
 if TYPE_CHECKING:
+    from combemb import methods
+    from combemb.data import open_set_split
+    from combemb.discovery.discovering import discover
+    from combemb.discovery.result import Discovery
+    from combemb.methods.combemb import CombEmb
     from combemb.search.index import CodeIndex
 
-__all__ = ["CodeIndex", "CombEmb", "Discovery", "__version__", "discover", "open_set_split"]
+__all__ = ["CodeIndex", "CombEmb", "Discovery", "__version__", "discover", "methods", "open_set_split"]
+
+_HOMES = {
+    "CodeIndex": "combemb.search.index",
+    "CombEmb": "combemb.methods.combemb",
+    "Discovery": "combemb.discovery.result",
+    "discover": "combemb.discovery.discovering",
+    "open_set_split": "combemb.data",
+}
+_ROOMS = ("backbones", "collection", "data", "discovery", "learning", "methods", "search", "system")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_ROOMS})
 
 
 def __getattr__(name: str) -> Any:
-    """Search is imported when it is asked for: FAISS would cost every start of a fit a part of a second."""
-    if name == "CodeIndex":
-        from combemb.search.index import CodeIndex  # noqa: PLC0415
-
-        return CodeIndex
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import public names and sub-packages when they are first used: torch alone takes more than a second."""
+    if name not in _HOMES and name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_HOMES.get(name, f"{__name__}.{name}"))
+    except AttributeError as error:  # `from combemb import` and hasattr would take it for a name that does not exist
+        raise ImportError(f"cannot import {name!r} from {__name__!r}: {error}") from error
+    value = globals()[name] = getattr(module, name) if name in _HOMES else module
+    return value

@@ -1,62 +1,108 @@
-"""How `combemb discover` shows what it found: on the terminal, as a page and as a map."""
+"""`combemb discover`: find novel classes among the items of a run."""
 
-import re
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
+import typer
 from rich.markup import escape
 from rich.table import Table
 
-from combemb.collection.discovered import Discovered
-from combemb.learning.run_folder import MAP, PAGE, TABLE
+from combemb.cli.console import errors_shown, notes_shown, out, own_process, printable, say, tell_broken
+from combemb.cli.options import Embeddings, Images, LabelFile, Quiet, Run, chosen_data, read_label_file
 
-SHOWN = 40  # clusters on the terminal, at most
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # what would move the cursor or change colours
+if TYPE_CHECKING:
+    from combemb.discovery.result import Discovery
 
-
-def write_pictures(result: Discovered, progress: bool | None) -> None:
-    """Write the map as a picture, and the page with the map and the clusters."""
-    from combemb.explorer.discovery_map import map_of, write_map_png  # noqa: PLC0415 - openTSNE and plotly take seconds
-    from combemb.explorer.discovery_page import write_discovery_page  # noqa: PLC0415
-
-    places, rows = map_of(result.z, progress=progress)
-    write_map_png(result.run / MAP, places, result.found, rows)
-    title = f"Classes in {result.run}"
-    write_discovery_page(result.run / PAGE, result.found, result.entries, places, rows, title=title, progress=progress)
+MAX_CLUSTERS_PRINTED = 40
 
 
-def remove_pictures(run: Path) -> None:
-    """Without the page and the map of an earlier call, which would show other clusters than the tables list."""
-    for name in (PAGE, MAP):
-        (run / name).unlink(missing_ok=True)
+def discover(
+    run: Run,
+    images: Images = None,
+    embeddings: Embeddings = None,
+    labels: LabelFile = None,
+    n_novel: Annotated[int | None, typer.Option(help="Number of novel classes, if you know it.")] = None,
+    count_by: Annotated[
+        str, typer.Option(help="How to estimate that number otherwise: sizes, codes, gcd or dtc.")
+    ] = "sizes",
+    to_folders: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Create a folder for each cluster, with links to its images.")
+    ] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy the images into these folders instead.")] = False,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page and the map, or do not.")] = True,
+    quiet: Quiet = False,
+) -> None:
+    """Find the items that belong to no labelled class, estimate the number of novel classes, and cluster the items.
+
+    Writes discovery.parquet and discovery.csv (id, path, cluster, is_novel, confidence), a page (discovery.html) and
+    a map (discovery-map.png) into the run folder, and replaces those of an earlier call.
+
+    Example: `combemb discover runs/photos --to-folders sorted/`
+    """
+    from combemb.collection import discovered, folders
+    from combemb.learning.run_folder import MAP, PAGE, TABLE, TEXT
+
+    own_process()
+    with errors_shown():
+        data = chosen_data(images, embeddings)
+        if to_folders:
+            folders.check_empty(to_folders)
+        elif copy:
+            raise ValueError("--copy only works with --to-folders; use both")
+        names = read_label_file(labels)
+        with notes_shown(quiet):
+            result = discovered.discover_in(
+                run, data, labels=names, n_novel=n_novel, count_by=count_by, to_folders=to_folders, progress=not quiet
+            )
+        discovered.write_tables(result)
+        for name in (PAGE, MAP):  # they would show other clusters than the tables list
+            (run / name).unlink(missing_ok=True)
+        tell_broken(result.broken, "the clusters")
+        written = [TABLE, TEXT]
+        if page:
+            from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
+            from combemb.explorer.discovery_page import write_discovery_page
+
+            places, rows = map_of(result.z, progress=not quiet)
+            write_map_png(run / MAP, places, result.found, rows)
+            shown = (result.found, result.entries, places, rows)
+            write_discovery_page(run / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
+            written += [PAGE, MAP]
+        if not quiet:
+            _print_summary(result.found, run / TABLE)
+            say(f"written to {run}: {', '.join(written)}")
+        if to_folders:
+            assert result.files is not None
+            folders.write_folders(to_folders, result.files, result.found, copy=copy, progress=not quiet)
+            if not quiet:
+                say(f"{len(result.files):,} images {'copied' if copy else 'linked'} into {to_folders}")
 
 
-def print_summary(result: Discovered, console: Console) -> None:
-    """Counts, and a table of the clusters, novel ones first."""
-    found = result.found
+def _print_summary(found: Discovery, everything: Path) -> None:
+    """Print the counts, and a table of the clusters, novel ones first."""
     low, high = found.n_novel_interval
     between = f", probably {low} to {high}" if low < high else ""
-    n_novel_items = int(found.is_novel.sum())
-    console.print(
+    say(
         f"{len(found):,} items, {int(found.is_labelled.sum()):,} of them labelled: {found.n_seen} seen classes, "
-        f"{found.n_novel} novel{between}; {n_novel_items:,} items are of novel classes",
-        soft_wrap=True,
+        f"{found.n_novel} novel{between}; {int(found.is_novel.sum()):,} items belong to novel classes"
     )
     sizes, confidence = found.sizes, found.confidence
     table = Table(box=None, pad_edge=False)
     for title in ("cluster", "items", "labelled", "confidence", "nearest seen class"):
         table.add_column(title, overflow="fold")
     names = [*found.names[found.n_seen :], *found.names[: found.n_seen]]
-    for name in names[:SHOWN]:
+    for name in names[:MAX_CLUSTERS_PRINTED]:
         rows = found.clusters == name
         mean = confidence[rows & ~found.is_labelled]
         table.add_row(
-            escape(CONTROL.sub("?", str(name))),
+            escape(printable(name)),
             f"{sizes[name]:,}",
             f"{int((rows & found.is_labelled).sum()):,}",
             f"{mean.mean():.2f}" if len(mean) else "-",
-            escape(CONTROL.sub("?", str(found.neighbours.get(name, "")))),
+            escape(printable(found.neighbours.get(name, ""))),
         )
-    console.print(table)
-    if len(names) > SHOWN:
-        console.print(f"... and {len(names) - SHOWN} more, all in {result.run / TABLE}", soft_wrap=True, markup=False)
+    out.print(table)
+    if len(names) > MAX_CLUSTERS_PRINTED:
+        say(f"... and {len(names) - MAX_CLUSTERS_PRINTED} more, all in {everything}")

@@ -1,18 +1,63 @@
-"""What the texts of a command line mean: settings of a method, and files of labels."""
+"""Arguments and options that several verbs share, and how their values are read and checked."""
 
 import ast
 import dataclasses
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import numpy as np
+import typer
 
-from combemb.learning.method import Method
+Data = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DATA",
+        help="Images: a folder with one sub-folder per class, or a manifest (.csv or .parquet with path, label). "
+        "Or embeddings: .npy, .npz (x, labels, ids) or .parquet (embedding, label, id).",
+    ),
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fitted run.")]
+Images = Annotated[
+    Path | None,
+    typer.Option(help="Images to use instead of the fitted data: a folder, a manifest, or .npy (N, H, W, 3)."),
+]
+Embeddings = Annotated[Path | None, typer.Option(help="Embeddings to use instead: .npy, .npz or .parquet.")]
+LabelFile = Annotated[
+    Path | None,
+    typer.Option(help="Labels, if not those in the data: .npy, or text, one per line; empty or -1 means unlabelled."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and unreadable images.")]
 
 
-def parse_settings(cls: type[Method], texts: list[str]) -> dict[str, Any]:
-    """NAME=VALUE texts as fields of a method, each of its field's type.
+def chosen_data(images: Path | None, embeddings: Path | None) -> Path | None:
+    """Return the path of --images or --embeddings, if there is one; ValueError if it holds the other kind of data."""
+    from combemb.data import is_images
+
+    if images is not None and embeddings is not None:
+        raise ValueError("--images and --embeddings are mutually exclusive; choose one")
+    path = images if embeddings is None else embeddings
+    if path is None:
+        return None
+    if not path.exists():
+        raise ValueError(f"cannot read {path}: there is no such file or folder")
+    if images is not None and not is_images(path):
+        raise ValueError(f"--images {path}: this is not image data; if it holds embeddings, use --embeddings")
+    if embeddings is not None and is_images(path):
+        raise ValueError(f"--embeddings {path}: this is image data; use --images")
+    return path
+
+
+def check_writable(path: Path, *suffixes: str) -> None:
+    """Raise ValueError if a file cannot be written there, before anything is computed."""
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"cannot write {path}: unknown suffix {path.suffix!r}; use {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+
+
+def parse_settings(cls: type[Any], texts: list[str]) -> dict[str, Any]:
+    """Return NAME=VALUE texts as settings of a method, each of its field's type.
 
     >>> from combemb import CombEmb
     >>> parse_settings(CombEmb, ["temperature=0.05", "pair_rules=similar", "epochs=None"])
@@ -48,21 +93,18 @@ def _parse_value(name: str, text: str, hint: Any) -> Any:
     return value
 
 
-def read_label_file(path: Path) -> np.ndarray:
-    """Labels from .npy, or from text with one label per line; if all are whole numbers they stay numbers."""
+def read_label_file(path: Path | None) -> Any:
+    """Return the labels in .npy, or in text with one per line, as numbers if all are whole numbers; None of no file."""
+    import numpy as np
+
+    if path is None:
+        return None
     try:
         if path.suffix == ".npy":
-            array: np.ndarray = np.load(path, allow_pickle=False)
-            return array
+            return np.load(path, allow_pickle=False)
         lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"cannot read labels from {path}: {error}; expected .npy or text, one label per line"
-        ) from error
-    if all(line in {"", "-1"} or str(_int(line)) == line for line in lines):
+        raise ValueError(f"cannot read labels from {path}: {error}; expected .npy, or a label per line") from error
+    if all(line in {"", "-1"} or (line.isdecimal() and str(int(line)) == line) for line in lines):
         return np.array([int(line or -1) for line in lines], dtype=np.int64)
     return np.array([None if line in {"", "-1"} else line for line in lines], dtype=object)
-
-
-def _int(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None

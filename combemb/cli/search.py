@@ -1,115 +1,91 @@
-"""How `combemb index` and `combemb search` take their sources and show what they did."""
+"""`combemb search`: find the indexed items nearest to a query."""
+
+from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-from rich.console import Console
-from rich.filesize import decimal
+import typer
 from rich.markup import escape
 from rich.table import Table
 
-from combemb.collection.indexed import ENTRIES, INDEX, Collection, Found, Hit
-from combemb.data import is_images
+from combemb.cli.console import errors_shown, out, own_process, printable, say, tell_broken
+from combemb.cli.options import Quiet, Run, check_writable
 
-PAGE_SUFFIXES = (".html", ".htm")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from combemb.collection.indexed import SearchResult
+
 HEAD = ("rank", "score", "label", "path or id")
 
 
-def chosen_source(images: Path | None, embeddings: Path | None) -> Path | None:
-    """What the two options say together; ValueError if one of them names what the other is for."""
-    if images is not None and embeddings is not None:
-        raise ValueError("--images and --embeddings exclude each other; choose one")
-    source = images if embeddings is None else embeddings
-    if source is None:
-        return None
-    if not source.exists():
-        raise ValueError(f"cannot read {source}: there is no such file or folder")
-    if images is not None and not is_images(source):
-        raise ValueError(f"--images {source}: these are no images; if they are embeddings, use --embeddings")
-    if embeddings is not None and is_images(source):
-        raise ValueError(f"--embeddings {source}: these are images; use --images")
-    return source
+def search(
+    run: Run,
+    query: Annotated[
+        Path,
+        typer.Argument(metavar="QUERY", help="An image; several in a folder, manifest or array file; or embeddings."),
+    ],
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of hits for each query.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of queries with their hits.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the images of the queries and hits; an old one is replaced.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find the entries of the index that are nearest to a query.
+
+    The score says how similar the query is to the code of an entry; larger is nearer. It is the sum, over the sets of
+    code words, of the similarity between the query's sub-vector and the entry's word. For CombEmb these are cosines,
+    so the score is at most the number of sets; for binary codes it is bits - 2 x (differing bits). Entries with equal
+    codes have equal scores and are listed in the order in which they were added.
+
+    Example: `combemb search runs/photos bird.jpg -k 20 --html hits.html`
+    """
+    from combemb.collection.indexed import Collection
+    from combemb.explorer.contact_sheet import write_contact_sheet
+
+    own_process()
+    with errors_shown():
+        if html:
+            check_writable(html, ".html", ".htm")
+        collection = Collection.open(run)
+        results = collection.search(query, k, progress=not quiet)
+        tell_broken(collection.broken, "the search")
+        if html:  # before printing, because a reader such as `head` may close the pipe
+            bits = collection.model.codebook.bits
+            about = f"{len(collection):,} entries with codes of {bits} bits. A larger score is nearer."
+            write_contact_sheet(html, results, f"Search in {run}", about, progress=not quiet)
+        if as_json:
+            typer.echo(json.dumps([asdict(found) for found in results], indent=2))
+        elif not quiet:
+            print_results(results, out)
+            if html:
+                say(f"written to {html}")
 
 
-def check_page(path: Path) -> None:
-    """ValueError if no page can be written there, before anything is computed."""
-    if path.suffix.lower() not in PAGE_SUFFIXES:
-        raise ValueError(f"cannot write {path}: unknown ending {path.suffix!r}; use .html")
-    if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent}; make it first")
-
-
-def add_to_index(
-    run: Path, source: Path | None, *, labels: np.ndarray | None, overwrite: bool, progress: bool
-) -> Collection:
-    """Add a source to the index of a run, and write it."""
-    if overwrite:
-        raise ValueError("--add and --overwrite exclude each other; choose one")
-    if source is None:
-        raise ValueError("--add needs to know what to add; give --images or --embeddings")
-    collection = Collection.open(run)
-    collection.add(source, labels=labels, progress=progress)
-    collection.save()
-    return collection
-
-
-def summary(collection: Collection) -> list[str]:
-    """What an index holds, and where, in a few lines for a reader."""
-    n_bytes = {name: (collection.folder / name).stat().st_size for name in (INDEX, ENTRIES)}
-    sizes = ", ".join(f"{name} ({decimal(size)})" for name, size in n_bytes.items())
-    return [
-        f"{len(collection):,} entries, {collection.n_labelled:,} of them labelled, "
-        f"with {collection.index.n_codes:,} distinct codes of {collection.model.codebook.bits} bits",
-        f"written to {collection.folder}: {sizes}",
-    ]
-
-
-def as_json(results: list[Found]) -> str:
-    """The queries with their hits as JSON: a list of {query, hits}, the best hit first."""
-    return json.dumps([asdict(found) for found in results], indent=2)
-
-
-def print_results(results: list[Found], console: Console) -> None:
-    """A table for each query on a terminal, columns of plain text elsewhere; several queries get their names above."""
+def print_results(results: list[SearchResult], console: Console) -> None:
+    """Print a table for each query on a terminal, plain columns elsewhere; the name of a query if there are several."""
     for number, found in enumerate(results):
         if len(results) > 1:
-            label = f"  ({printable(found.query.label)})" if found.query.label else ""
+            about = f"  ({printable(found.query.label)})" if found.query.label else ""
             gap = "\n" if number else ""
-            console.print(f"{gap}{printable(found.query.id)}{label}", markup=False, soft_wrap=True, style="bold")
-        rows = [_cells(rank, hit) for rank, hit in enumerate(found.hits, start=1)]
+            console.print(f"{gap}{printable(found.query.id)}{about}", markup=False, soft_wrap=True, style="bold")
+        rows = [
+            (str(rank), f"{hit.score:.3f}", printable(hit.label or "-"), printable(hit.id))
+            for rank, hit in enumerate(found.hits, start=1)
+        ]
         if console.is_terminal:
-            console.print(_table(rows))
-        else:
-            for line in _lines([HEAD, *rows]):
-                console.print(line, markup=False, soft_wrap=True)
-
-
-def _cells(rank: int, hit: Hit) -> tuple[str, str, str, str]:
-    return str(rank), f"{hit.score:.3f}", printable(hit.label or "-"), printable(hit.id)
-
-
-def _table(rows: list[tuple[str, str, str, str]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name, justify in zip(HEAD, ("right", "right", "left", "left"), strict=True):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]  # one of four words
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
-
-
-def _lines(rows: list[tuple[str, str, str, str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        f"{rank:>{widths[0]}}  {score:>{widths[1]}}  {label:<{widths[2]}}  {name}" for rank, score, label, name in rows
-    ]
-
-
-def printable(name: str) -> str:
-    """A name on one line: whatever would move the cursor or change colours is spelled out.
-
-    >>> printable("a\\nb")
-    'a\\\\nb'
-    """
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
+            table = Table(box=None, pad_edge=False)
+            for title, justify in zip(HEAD, ("right", "right", "left", "left"), strict=True):
+                table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]  # one of four words
+            for row in rows:
+                table.add_row(*map(escape, row))
+            console.print(table)
+            continue
+        widths = [max(map(len, column)) for column in zip(HEAD, *rows, strict=True)]
+        for rank, score, label, name in (HEAD, *rows):
+            line = f"{rank:>{widths[0]}}  {score:>{widths[1]}}  {label:<{widths[2]}}  {name}"
+            console.print(line, markup=False, soft_wrap=True)

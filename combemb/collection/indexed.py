@@ -21,6 +21,7 @@ from combemb.learning.method import Method
 from combemb.learning.reading import load
 from combemb.learning.run_folder import ENTRIES, INDEX, WEIGHTS, RunFolder
 from combemb.search.index import CodeIndex
+from combemb.system.errors import UnknownData
 from combemb.system.files import write_atomically
 
 ENTRIES_FORMAT = 1
@@ -185,10 +186,6 @@ class Collection:
 def has_index(run: str | Path) -> bool:
     """Whether there is an index in a run folder, whole or not."""
     return (Path(run) / INDEX).exists() or (Path(run) / ENTRIES).exists()
-
-
-class UnknownData(ValueError):
-    """The data that a run was fitted on are not known, or gone."""
 
 
 def path_of(model: Method, run: str | Path) -> Path:

@@ -9,3 +9,7 @@ def require(condition: bool, message: str) -> None:
 
 class Note(UserWarning):
     """What a user should know of a result that may not be what was meant."""
+
+
+class UnknownData(ValueError):
+    """The data that a run was fitted on are not known, or gone."""

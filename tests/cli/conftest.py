@@ -45,7 +45,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def photo_run(photos: Path):
-    """A run that was fitted on the pictures, with a discovery and what was printed of it."""
-    run = fitted(photos, photos.parent / "run")
+def plain_photo_run(photos: Path) -> Path:
+    """A run that was fitted on the pictures."""
+    return fitted(photos, photos.parent / "run")
+
+
+@pytest.fixture(scope="module")
+def photo_run(plain_photo_run: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Such a run with a discovery, and what was printed of it."""
+    run = shutil.copytree(plain_photo_run, tmp_path_factory.mktemp("discovered") / "run")
     return run, done("discover", run, "--n-novel", "2")

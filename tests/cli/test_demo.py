@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-import pytest
-
-from combemb.cli import demo
+from combemb.cli.demo import PICTURE
+from tests.commands import done, refused
 
 
 def test_demo_beats_pixels_and_itq_on_novel_digits_and_draws_its_searches(tmp_path: Path):
-    lines = list(demo.run(tmp_path / "digits", progress=False))
-    novel = {line.split(",")[0]: float(line.split()[-1]) for line in lines if "bits  " in line}
+    folder = tmp_path / "digits"
+    shown = done("demo", "--out", folder).stdout
+    novel = {line.split(",")[0]: float(line.split()[-1]) for line in shown.splitlines() if "bits  " in line}
     assert novel["CombEmb"] > 1.1 * novel["plain pixels"]
     assert novel["CombEmb"] > 1.1 * novel["ITQ"]
-    assert any(line.startswith("discovery, not told how many: 3 novel classes") for line in lines)
-    assert (tmp_path / "digits" / demo.PICTURE).read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "digits" / "weights.safetensors").exists()
-    with pytest.raises(ValueError, match="holds a run; use overwrite to replace it"):
-        list(demo.run(tmp_path / "digits", progress=False))
+    assert "\ndiscovery, number not given: 3 novel classes" in shown
+    assert (folder / PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert (folder / "weights.safetensors").exists()
+    assert "holds a run; use overwrite to replace it" in refused("demo", "--out", folder, "--quiet")

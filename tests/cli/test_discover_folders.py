@@ -18,12 +18,6 @@ from tests.commands import done, files, fitted, refused
 from tests.pictures import IDS, LABELS, PIXELS, write_folder
 
 
-@pytest.fixture(scope="module")
-def plain_photo_run(photos: Path) -> Path:
-    """A run that was fitted on the pictures."""
-    return fitted(photos, photos.parent / "run")
-
-
 def placed(folder: Path) -> dict[str, list[Path]]:
     """The files in each folder; there is nothing else."""
     assert all(path.is_dir() for path in folder.iterdir())

@@ -71,7 +71,7 @@ def test_where_all_is_labelled_nothing_is_left_to_discover(own_run: Path, tmp_pa
     labels = write_labels(tmp_path / "labels.txt", np.array([*SEEN, "eel", "fox"])[BLOBS.targets])
     result = done("discover", own_run, "--labels", labels)
     assert told(result) == "note: all items are labelled: nothing is left to discover\n"
-    assert "6 seen classes, 0 novel; 0 items are of novel classes" in result.stdout
+    assert "6 seen classes, 0 novel; 0 items belong to novel classes" in result.stdout
     rows = table(own_run)
     assert rows["cluster"] == labels.read_text().split()
     assert set(rows["confidence"]) == {1.0}

@@ -18,11 +18,10 @@ from combemb.cli.search import print_results
 from combemb.collection.indexed import Entry, Found, Hit
 from combemb.methods.itq import ITQ
 from combemb.search.index import CodeIndex
-from tests.commands import done, refused
+from tests.cli.found import BROKEN, KEPT
+from tests.commands import done, files, refused
 from tests.pictures import IDS, LABELS, PIXELS, TARGETS, write_folder, write_manifest
 
-BROKEN = "cat/013.png"
-KEPT = [i for i, name in enumerate(IDS) if name != BROKEN]
 ITQ_SMALL = ("--method", "itq", "--bits", "16", "--set", "image_size=32")
 
 
@@ -49,7 +48,7 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = done("index", folder)
     for text in ("71 entries, 23 of them labelled", "distinct codes of 24 bits", "index.safetensors (", " kB)"):
         assert text in result.stdout
-    assert f"unreadable images, which are not in the index: 1\n  {photos / BROKEN}: " in result.stderr
+    assert f"unreadable images left out of the index: 1\n  {photos / BROKEN}: " in result.stderr
     return folder
 
 
@@ -126,7 +125,7 @@ def test_each_of_several_queries_gets_its_list(run: Path, photos: Path):
     shown = done("search", run, photos, "-k", 2)
     assert shown.stdout.count("rank") == len(KEPT)
     assert f"{photos / 'ant/000.png'}  (ant)\n" in shown.stdout
-    assert f"unreadable images, which find nothing: 1\n  {photos / BROKEN}" in shown.stderr
+    assert f"unreadable images left out of the search: 1\n  {photos / BROKEN}" in shown.stderr
 
 
 def test_a_terminal_gets_a_table_with_every_letter_of_a_name():
@@ -165,10 +164,6 @@ def test_new_photos_are_added(own_run: Path, tmp_path: Path):
     message = refused("index", own_run, "--images", tmp_path / "new", "--add")
     assert "2 of 2 items are in the index already, such as" in message
     assert files(own_run) == before
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_an_index_is_kept_without_overwrite(own_run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch):
@@ -243,13 +238,13 @@ def test_data_that_are_unknown_or_gone_have_to_be_named(items: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--images", "{photos}", "--embeddings", "{items}"], "exclude each other; choose one"),
-        (["--images", "{items}"], "these are no images; if they are embeddings, use --embeddings"),
-        (["--embeddings", "{photos}"], "these are images; use --images"),
+        (["--images", "{photos}", "--embeddings", "{items}"], "are mutually exclusive; choose one"),
+        (["--images", "{items}"], "this is not image data; if it holds embeddings, use --embeddings"),
+        (["--embeddings", "{photos}"], "this is image data; use --images"),
         (["--embeddings", "{items}", "--overwrite"], "x has 16 features; this model was fitted on 1280"),
         (["--images", "nowhere"], "cannot read nowhere: there is no such file or folder"),
-        (["--add"], "--add needs to know what to add; give --images or --embeddings"),
-        (["--add", "--overwrite"], "--add and --overwrite exclude each other"),
+        (["--add"], "--add needs data to add; use --images or --embeddings"),
+        (["--add", "--overwrite"], "--add and --overwrite are mutually exclusive"),
         (["--overwrite", "--labels", "{items}"], "cannot read labels from"),
     ],
 )
@@ -329,10 +324,3 @@ def test_a_damaged_file_is_named_with_the_command_that_makes_it_again(item_run: 
     assert f"combemb index {item_run} --overwrite" in message
     done("index", item_run, "--overwrite")
     assert len(found(item_run, items)) == 60
-
-
-@pytest.mark.parametrize("command", ["index", "search"])
-def test_help_explains_each_command(command: str):
-    shown = done(command, "--help").stdout
-    assert "Usage" in shown
-    assert "Example" in shown

@@ -1,0 +1,71 @@
+"""What a user reads on the terminal: results, notes and errors."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+
+
+def say(line: str) -> None:
+    """Print a line as it is: file names may look like markup, and the terminal wraps long lines itself."""
+    out.print(line, soft_wrap=True, markup=False)
+
+
+def printable(name: object) -> str:
+    """Return a name as one line; characters that would move the cursor or change colours are escaped.
+
+    >>> printable("a\\nb")
+    'a\\\\nb'
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(name))
+
+
+def tell_broken(broken: dict[str, str], target: str) -> None:
+    """List the images that could not be read."""
+    if broken:
+        listed = "\n  ".join(f"{name}: {reason}" for name, reason in broken.items())
+        err.print(f"unreadable images left out of {escape(target)}: {len(broken)}\n  {escape(listed)}", soft_wrap=True)
+
+
+@contextmanager
+def notes_shown(quiet: bool) -> Iterator[None]:
+    """Print the package's own warnings as notes, and drop those of its libraries."""
+    from combemb.system.errors import Note
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, Note) and not quiet:
+            err.print(f"[bold yellow]note:[/] {escape(str(warning.message))}", soft_wrap=True)
+
+
+@contextmanager
+def errors_shown(stopped: str = "stopped") -> Iterator[None]:
+    """Turn errors that a user can fix into one line and exit code 1; bugs, and imports before it, keep a traceback."""
+    from combemb.learning.loop import Diverged
+    from combemb.system.errors import UnknownData
+
+    try:
+        yield
+    except UnknownData as error:
+        err.print(f"[bold red]error:[/] {escape(str(error))}, with --images or --embeddings", soft_wrap=True)
+        raise typer.Exit(1) from None
+    except (ValueError, OSError, Diverged) as error:
+        err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        err.print(stopped)
+        raise typer.Exit(130) from None
+
+
+def own_process() -> None:
+    """Allow tuning of malloc while features are extracted: this process is ours, unlike one that imports a library."""
+    from combemb.system import machine
+
+    getattr(machine, "own_process", lambda: None)()

@@ -1,0 +1,47 @@
+"""`combemb fit`: learn from data and write a run folder."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from combemb.cli.console import errors_shown, own_process, say
+from combemb.cli.options import Data, LabelFile, Overwrite, Quiet, parse_settings, read_label_file
+
+
+def fit(
+    data: Data,
+    folder: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="Folder to write the run to.")],
+    labels: LabelFile = None,
+    method: Annotated[
+        str, typer.Option(help="One that `combemb settings` lists, or package.module:Class.")
+    ] = "combemb",
+    bits: Annotated[int | None, typer.Option(help="Length of a code; usually 12 to 72.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Another setting; `combemb settings` lists them. Repeatable."),
+    ] = None,
+    overwrite: Overwrite = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Learn from partly labelled images or embeddings, and write a run folder.
+
+    Example: `combemb fit photos/ --out runs/photos --bits 48`
+    """
+    from combemb import methods
+    from combemb.system import processes
+
+    own_process()
+    with errors_shown("stopped; use --resume to continue from the last checkpoint"):
+        quiet = quiet or not processes.is_first()
+        cls = methods.get(method)
+        own = [f"{name}={value}" for name, value in (("bits", bits), ("seed", seed)) if value is not None]
+        model = cls(**parse_settings(cls, [*(settings or []), *own]))
+        names = read_label_file(labels)
+        model.fit(data, names, folder=folder, overwrite=overwrite, resume=resume, progress=not quiet)
+        if not quiet:
+            for line in model.summary():
+                say(line)
+            say(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")

@@ -1,0 +1,28 @@
+"""`combemb settings`: list the methods and their settings."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from combemb.cli.console import errors_shown, out
+
+
+def settings(
+    method: Annotated[str | None, typer.Argument(help="A method; without it, all methods are listed.")] = None,
+) -> None:
+    """List the methods, or the settings of one method with their defaults."""
+    from combemb import methods
+
+    with errors_shown():
+        if method is None:
+            for name in methods.names():
+                out.print(f"{name:10} {methods.get(name).paper}")
+            return
+        table = Table("setting", "default", "description", box=None, pad_edge=False)
+        for field in dataclasses.fields(methods.get(method)):
+            allowed = f" ({field.metadata['allowed']})" if field.metadata.get("allowed") else ""
+            table.add_row(field.name, escape(str(field.default)), escape(field.metadata["about"] + allowed))
+        out.print(table)
