@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from combemb.collection.discovered import _FreeNames
+from combemb.collection.folders import _FreeNames
 from tests.blobs import blobs
 from tests.cli.found import table
 from tests.commands import done, files, fitted, refused

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from combemb import methods
 from combemb.cli.search import print_results
-from combemb.collection.indexed import Entry, Found, Hit
+from combemb.collection.indexed import Hit, SearchResult
+from combemb.data.entries import Entry
 from combemb.methods.itq import ITQ
 from combemb.search.index import CodeIndex
 from tests.cli.found import BROKEN, KEPT
@@ -131,7 +132,7 @@ def test_each_of_several_queries_gets_its_list(run: Path, photos: Path):
 def test_a_terminal_gets_a_table_with_every_letter_of_a_name():
     name = "/photos/[bold]some/very-long-name-of-a-picture\n.jpg"
     console = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
-    print_results([Found(Entry("q"), [Hit(id=name, path=name, label="[red]", score=1.5)])], console)
+    print_results([SearchResult(Entry("q"), [Hit(id=name, path=name, label="[red]", score=1.5)])], console)
     shown = console.file.getvalue()
     assert re.sub(r"\s", "", shown) == "rankscorelabelpathorid11.500[red]" + name.replace("\n", "\\n")
 
