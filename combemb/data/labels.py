@@ -1,5 +1,6 @@
 """Labels in the user's form (ints, strings or a 0/1 matrix, with gaps) as arrays of class positions."""
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from combemb.system.arrays import to_numpy
+from combemb.system.errors import require
+
+LABEL_SEPARATOR = "|"  # between the labels of an item that has several, where labels are text
 # np.array(["cat", -1]) holds the string "-1"; taken as a class, it would swallow all unlabelled items.
 MARKERS_AS_STRINGS = ("-1", "nan")
 
@@ -41,10 +46,22 @@ class Labels:
         first = self.values[:, 0] if self.is_multi else self.values
         return np.asarray(first >= 0)
 
+    @property
+    def n_seen(self) -> int:
+        """Number of classes that have a labelled item."""
+        if self.is_multi:
+            return int((self.values > 0).any(axis=0).sum())
+        return len(np.unique(self.values[self.values >= 0]))
+
+    @property
+    def digest(self) -> str:
+        """Start of the SHA-256 of the values, by which a resumed run recognises its labels."""
+        return hashlib.sha256(np.ascontiguousarray(self.values).tobytes()).hexdigest()[:16]
+
     def take(self, rows: np.ndarray) -> "Labels":
-        """The labels of these items; classes of which none is left are forgotten."""
+        """Return the labels of these items; classes without an item left are dropped, columns of a table are not."""
         values = self.values[rows]
-        return replace(self, values=values) if self.is_multi else read_labels(self.names(values), len(values))
+        return replace(self, values=values) if self.is_multi else _positions(self.names(values), values >= 0)
 
     def without_empty_classes(self) -> "Labels":
         """Without the columns of a multi-label table that no labelled item is in."""
@@ -86,20 +103,48 @@ class Labels:
         out[values >= 0] = self.classes[values[values >= 0]]
         return out
 
+    def texts(self, class_names: np.ndarray | None = None) -> list[str | None]:
+        """Return one text per item: its class, several joined by `|`, None if unlabelled.
+
+        class_names (C,) replace the column numbers of a multi-label table.
+        """
+        if not self.is_multi:
+            names: list[str | None] = np.array([*self.classes.astype(str), None], dtype=object)[self.values].tolist()
+            return names
+        columns = (self.classes if class_names is None else class_names).astype(str)
+        return [LABEL_SEPARATOR.join(columns[row > 0]) or None for row in self.values]
+
 
 def read_labels(labels: Any, n_items: int) -> Labels:
-    """Read a list, numpy array or torch tensor of labels.
+    """Read labels of some or all items.
 
-    One label per item: ints, -1 if unlabelled, or strings, None or "" if unlabelled; NaN and None, the gaps of a data
-    frame, mark an unlabelled item in both. Several labels per item: (N, C) of 0/1, a row of -1 if unlabelled.
+    Parameters
+    ----------
+    labels : list, numpy array, torch tensor or Labels
+        One label per item: ints, -1 if unlabelled; or strings, None or "" if unlabelled. NaN and None, the gaps of a
+        data frame, mark an unlabelled item in both. Several labels per item: (N, C) of 0/1, a row of -1 if unlabelled.
+        `Labels` are returned as they are.
+    n_items : int
+        N, how many labels there must be.
+
+    Returns
+    -------
+    Labels
+
+    Examples
+    --------
+    >>> read_labels(["cat", None, "ant", "cat"], 4).values.tolist()
+    [1, -1, 0, 1]
     """
-    raw = _to_array(labels)
+    raw = labels.values if isinstance(labels, Labels) else _to_array(labels)
     if raw.ndim not in (1, 2):
         raise ValueError(f"labels have shape {raw.shape}; give (N,), or (N, C) of 0/1 for several labels per item")
     if len(raw) != n_items:
         raise ValueError(
             f"there are {len(raw)} labels for {n_items} items; give one per item, -1 or None if unlabelled"
         )
+    if isinstance(labels, Labels):
+        return labels
     if raw.ndim == 2:
         return _read_multi(raw)
     if raw.dtype.kind in "iuf":
@@ -109,22 +154,13 @@ def read_labels(labels: Any, n_items: int) -> Labels:
     raise ValueError(f"labels have dtype {raw.dtype}; give ints or strings, with -1 or None for unlabelled items")
 
 
-def require_partly_labelled(labels: Labels, min_classes: int) -> None:
-    """Refuse labels that a method cannot learn from: some items labelled, some not, and enough seen classes."""
-    is_labelled = labels.is_labelled
-    if not is_labelled.any():
-        raise ValueError(f"none of the {len(labels)} items is labelled; label some items of at least two classes")
-    if is_labelled.all():
-        raise ValueError(f"all {len(labels)} items are labelled; add unlabelled items, with -1 or None as their label")
-    values = labels.values[is_labelled]
-    n_seen = int((values > 0).any(axis=0).sum()) if labels.is_multi else len(np.unique(values))
-    if n_seen == 1:
-        raise ValueError("only one class has labels; label items of at least two classes")
-    if n_seen < min_classes:
-        raise ValueError(
-            f"found {n_seen} seen classes, n_meta_classes={min_classes} needs at least {min_classes}; "
-            "use fewer meta-classes or label more classes"
-        )
+def require_partly_labelled(labels: Labels) -> None:
+    """Require that some items are labelled and some are not, and that at least two classes have labelled items."""
+    n = len(labels)
+    require(labels.n_seen > 0, f"none of the {n} items is labelled; label some items of at least two classes")
+    unlabelled = "add unlabelled items, with -1 or None as their label"
+    require(not labels.is_labelled.all(), f"all {n} items are labelled; {unlabelled}")
+    require(labels.n_seen > 1, "only one class has labels; label items of at least two classes")
 
 
 def same_class(values_a: torch.Tensor, values_b: torch.Tensor) -> torch.Tensor:
@@ -140,11 +176,8 @@ def same_class(values_a: torch.Tensor, values_b: torch.Tensor) -> torch.Tensor:
 
 def _to_array(labels: Any) -> np.ndarray:
     """The labels as an array; plain lists as objects, because numpy would turn [1, "a"] into two strings."""
-    if isinstance(labels, torch.Tensor):
-        on_cpu = labels.detach().cpu()
-        return np.asarray((on_cpu.double() if on_cpu.is_floating_point() else on_cpu).numpy())
-    if hasattr(labels, "__array__"):
-        return np.asarray(labels)
+    if hasattr(labels, "__array__"):  # tensors too
+        return np.asarray(to_numpy(labels))
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
         raise ValueError(f"labels are of type {type(labels).__name__}; give a list, numpy array or torch tensor")
     if len(labels) > 0 and hasattr(labels[0], "__len__") and not isinstance(labels[0], str):

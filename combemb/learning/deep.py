@@ -76,7 +76,7 @@ class DeepMethod(Method):
         require(0 <= self.view_dropout < 1, f"view_dropout={self.view_dropout} must be at least 0 and below 1")
         for name in ("weight_decay", "view_noise"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative")
-        require_partly_labelled(labels, min_classes=2)
+        require_partly_labelled(labels)
         require(0 <= self.warmup_share < 1, f"warmup_share={self.warmup_share} must be at least 0 and below 1")
 
     @abstractmethod

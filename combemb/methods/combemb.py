@@ -139,7 +139,9 @@ class CombEmb(DeepMethod):
             require(value is None or value > 0, f"{name}={value} must be above 0, or None")
         gamma = self.positive_threshold
         require(gamma is None or -1 <= gamma <= 1, f"positive_threshold={gamma} must lie between -1 and 1, or be None")
-        require_partly_labelled(labels, K)
+        require_partly_labelled(labels)
+        need = f"n_meta_classes={K} needs at least {K}; use fewer meta-classes or label more classes"
+        require(labels.n_seen >= K, f"found {labels.n_seen} seen classes, {need}")
 
     def network(self, n_features: int, n_classes: int) -> "Network":
         """A linear map to z, the prototypes and the predictor h."""
