@@ -7,8 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from combemb.data import datasets as sources
-from combemb.data import open_set_split
+from combemb.data import datasets, open_set_split
 from combemb.data.splits import OpenSetSplit
 from combemb.discovery.metrics import agreement
 from combemb.discovery.result import Discovery
@@ -25,7 +24,7 @@ PICTURE = "search.png"
 
 def run(folder: Path, seed: int = 0, *, overwrite: bool = False, progress: bool | None = None) -> Iterator[str]:
     """Fit, compare with plain pixels and ITQ, and draw some searches; yields lines to print."""
-    digits = sources.load("digits")
+    digits = datasets.load("digits")
     split = open_set_split(digits.train_targets, seed=seed)
     is_novel = split.is_novel(digits.test_targets)
     n_labelled = int((split.labels >= 0).sum())
@@ -69,7 +68,7 @@ def discovery_lines(found: Discovery, split: OpenSetSplit, targets: np.ndarray) 
     yield f"unlabelled images with their kind: {right.all:.0%}; {parts}"
 
 
-def search_quality(method: Method | None, digits: sources.Source, queries: np.ndarray) -> Retrieval:
+def search_quality(method: Method | None, digits: datasets.Dataset, queries: np.ndarray) -> Retrieval:
     """Search the training images with some of the test images: by codes, or by pixels without a method."""
     targets, database = digits.test_targets[queries], digits.train_targets
     if method is None:
@@ -84,7 +83,7 @@ def nearest(codebook: Codebook, queries: Tensor, codes: Tensor, k: int = 12) -> 
     return order[:, :k].numpy()
 
 
-def draw_hits(path: Path, digits: sources.Source, queries: np.ndarray, hits: np.ndarray) -> None:
+def draw_hits(path: Path, digits: datasets.Dataset, queries: np.ndarray, hits: np.ndarray) -> None:
     """One row per query: the query, then what it found, wrong ones framed in red."""
     figure = Figure(figsize=(0.62 * (hits.shape[1] + 1), 0.68 * len(queries)), layout="constrained")
     grid = figure.subplots(len(queries), hits.shape[1] + 1)

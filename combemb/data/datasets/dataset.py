@@ -11,7 +11,7 @@ from combemb.data.images import Images
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class Dataset:
     """A dataset with its own division into training and test items.
 
     train_x, test_x: `Images` without labels; or arrays of embeddings (N, V, F), view 0 the clean one, and (n, F).
@@ -26,10 +26,10 @@ class Source:
     class_names: np.ndarray
 
 
-def divided(name: str, x: Images, targets: np.ndarray, is_test: np.ndarray, class_names: np.ndarray) -> Source:
-    """The source whose images are marked as test images or not."""
+def divided(name: str, x: Images, targets: np.ndarray, is_test: np.ndarray, class_names: np.ndarray) -> Dataset:
+    """The dataset whose images are marked as test images or not."""
     parts = (x.take(~is_test), targets[~is_test], x.take(is_test), targets[is_test])
-    return Source(name, *parts, class_names=class_names)
+    return Dataset(name, *parts, class_names=class_names)
 
 
 def is_divided_folder(path: Path) -> bool:
@@ -37,8 +37,8 @@ def is_divided_folder(path: Path) -> bool:
     return (path / "train").is_dir() and (path / "test").is_dir()
 
 
-def from_folder(name: str, path: Path) -> Source:
-    """The source of an image folder with `train/<class>/` and `test/<class>/`; targets count the sorted classes."""
+def from_folder(name: str, path: Path) -> Dataset:
+    """The dataset of an image folder with `train/<class>/` and `test/<class>/`; targets count the sorted classes."""
     images = read_images(path)
     if images.is_test is None or images.labels is None or images.class_names is None or None in images.labels:
         raise ValueError(f"{path} is not divided into train/<class>/ and test/<class>/ with every image in a class")

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from combemb.data.datasets.dataset import Source
+from combemb.data.datasets.dataset import Dataset
 
 SIDE = 8  # of a digit image, in pixels
 NOISE = 0.1  # standard deviation added to a view; pixels lie in [0, 1]
 
 
-def digits(n_views: int = 1, seed: int = 0) -> Source:
+def digits(n_views: int = 1, seed: int = 0) -> Dataset:
     """The 8x8 handwritten digits of scikit-learn; every fifth image is a test image.
 
     Views after the first are the image moved by up to one pixel, with noise. A linear map of pixels cannot follow a
@@ -25,7 +25,7 @@ def digits(n_views: int = 1, seed: int = 0) -> Source:
     rng = np.random.default_rng(seed)
     views = np.stack([clean, *(_moved_and_noisy(clean, rng) for _ in range(n_views - 1))], axis=1)
     class_names = np.array([str(digit) for digit in range(10)])
-    return Source("digits", views, targets[~is_test], x[is_test], targets[is_test], class_names)
+    return Dataset("digits", views, targets[~is_test], x[is_test], targets[is_test], class_names)
 
 
 def _moved_and_noisy(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from combemb.data.datasets.dataset import Source, divided, first_with, positions, read_fields
+from combemb.data.datasets.dataset import Dataset, divided, first_with, positions, read_fields
 from combemb.data.images import Images
 
 # One line of Labels_lake_Train.txt, as published, holds this number; AllLabels/ is whole and therefore preferred.
@@ -15,7 +15,7 @@ EXPECTED = (
 )
 
 
-def nus_wide(path: Path, n_concepts: int = 21, test_per_concept: int | None = None, seed: int = 0) -> Source:
+def nus_wide(path: Path, n_concepts: int = 21, test_per_concept: int | None = None, seed: int = 0) -> Dataset:
     """The images that carry at least one of the `n_concepts` most frequent concepts, counted over all images of the
     lists (ties by name); targets (N, n_concepts) of 0/1, in the order of Concepts81.txt.
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
-from combemb.data.datasets.dataset import Source, divided, first_with, positions, read_fields
+from combemb.data.datasets.dataset import Dataset, divided, first_with, positions, read_fields
 from combemb.data.folders import image_files
 from combemb.data.images import Images
 
 
-def tiny_imagenet(path: Path) -> Source:
+def tiny_imagenet(path: Path) -> Dataset:
     """Tiny ImageNet from the folder `tiny-imagenet-200`; its validation images are the test images.
 
     Targets count the classes of wnids.txt, in its order; their names are those of words.txt.
