@@ -18,8 +18,7 @@ from safetensors import safe_open
 
 from combemb import methods
 from combemb.data.images import BrokenImage, Images
-from combemb.data.labels import read_labels
-from combemb.data.manifests import BETWEEN
+from combemb.data.labels import LABEL_SEPARATOR, read_labels
 from combemb.learning.image_input import Given, as_embeddings, as_images
 from combemb.learning.run_folder import WEIGHTS, Run
 from combemb.methods import Method
@@ -247,7 +246,7 @@ def _label_texts(labels: Any, n: int, class_names: np.ndarray | None) -> list[st
     read = read_labels(labels, n)
     if read.is_multi:
         classes = (read.classes if class_names is None else class_names).astype(str)
-        return [BETWEEN.join(classes[row > 0]) or None for row in read.values]
+        return [LABEL_SEPARATOR.join(classes[row > 0]) or None for row in read.values]
     texts: list[str | None] = np.array([*read.classes.astype(str), None], dtype=object)[read.values].tolist()
     return texts
 

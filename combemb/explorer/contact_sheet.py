@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 from combemb.collection.indexed import Entry, Found, Hit
-from combemb.data.manifests import BETWEEN
+from combemb.data.labels import LABEL_SEPARATOR
 from combemb.explorer.thumbnails import Thumbnails, breakable, common_folder, page_head, short_name
 from combemb.system.files import write_atomically
 from combemb.system.progress import Display
@@ -81,7 +81,7 @@ def _label(entry: Entry, query: Entry | None) -> str:
     """The label, marked where a hit shares one with the query."""
     if entry.label is None:
         return '<span class="label none">no label</span>' if query is not None else ""
-    asked = set() if query is None or query.label is None else set(query.label.split(BETWEEN))
-    is_same = bool(asked & set(entry.label.split(BETWEEN)))
-    text = breakable(entry.label.replace(BETWEEN, ", "))
+    asked = set() if query is None or query.label is None else set(query.label.split(LABEL_SEPARATOR))
+    is_same = bool(asked & set(entry.label.split(LABEL_SEPARATOR)))
+    text = breakable(entry.label.replace(LABEL_SEPARATOR, ", "))
     return f'<span class="label same">✓ {text}</span>' if is_same else f'<span class="label">{text}</span>'

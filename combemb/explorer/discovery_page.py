@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from combemb.collection.indexed import Entry
-from combemb.data.manifests import BETWEEN
+from combemb.data.labels import LABEL_SEPARATOR
 from combemb.discovery.result import Discovery
 from combemb.explorer.discovery_map import colours, map_figure
 from combemb.explorer.thumbnails import Thumbnails, breakable, common_folder, page_head, short_name
@@ -230,7 +230,7 @@ def _purity(labels: np.ndarray, name: str) -> str:
     """The share of the commonest label, which is named unless the cluster is."""
     values, counts = np.unique(labels, return_counts=True)
     commonest = values[counts.argmax()]
-    of = "" if commonest == name else f" {breakable(commonest.replace(BETWEEN, ', '))}"
+    of = "" if commonest == name else f" {breakable(commonest.replace(LABEL_SEPARATOR, ', '))}"
     return f"{counts.max() / len(labels):.0%}{of}"
 
 

@@ -226,7 +226,7 @@ def test_the_npm_package_is_read(tmp_path, layout):
     ("name", "content", "message"),
     [
         ("test_batch.png", None, r"cannot read .*test_batch.png: no such file"),
-        ("data_batch_2.png", b"text", "cannot read .*data_batch_2.png: no image of a known format"),
+        ("data_batch_2.png", b"text", "cannot read .*data_batch_2.png: not an image of a known format"),
         ("test_lables.json", b"{", "cannot read .*test_lables.json: .*expected a list of numbers"),
         ("test_lables.json", b"[1, 2]", r"test_lables.json: there are 3 images and labels of shape \(2,\)"),
         ("test_lables.json", None, "cannot read .*test_lables.json"),
