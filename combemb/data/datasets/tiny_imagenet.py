@@ -10,9 +10,9 @@ from combemb.data.images import Images
 
 
 def tiny_imagenet(path: Path) -> Dataset:
-    """Tiny ImageNet from the folder `tiny-imagenet-200`; its validation images are the test images.
+    """Read Tiny ImageNet from the folder `tiny-imagenet-200`; its validation images are the test images.
 
-    Targets count the classes of wnids.txt, in its order; their names are those of words.txt.
+    Classes are in the order of wnids.txt, with their names from words.txt.
     """
     folder = first_with("wnids.txt", path, path / "tiny-imagenet-200")
     if folder is None or not (folder / "train").is_dir() or not (folder / "val/val_annotations.txt").exists():

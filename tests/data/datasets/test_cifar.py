@@ -190,7 +190,7 @@ def test_archives_that_are_not_whole_or_of_another_dataset_say_so(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*any-name.tar.gz"):
         datasets.load("cifar100", path)
     path.write_text("text")
-    with pytest.raises(ValueError, match="is no tar archive; give cifar-100-python or the archive"):
+    with pytest.raises(ValueError, match="is not a tar archive; give cifar-100-python or the archive"):
         datasets.load("cifar100", path)
 
 

@@ -82,7 +82,7 @@ def test_unknown_names_list_the_choices():
 def test_a_path_that_is_missing_or_holds_something_else_says_what_is_expected(tmp_path, name):
     with pytest.raises(ValueError, match=f"dataset '{name}' needs the path"):
         datasets.load(name)
-    with pytest.raises(ValueError, match=f"there is no .*nowhere; give the path where .*'{name}'"):
+    with pytest.raises(ValueError, match=f"there is no .*nowhere; give the path of .*'{name}'"):
         datasets.load(name, tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"is not [-A-Za-z0-9 ]+: expected .*"):
         datasets.load(name, str(tmp_path))
@@ -203,7 +203,7 @@ def test_cub200_is_read(tmp_path, is_above):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("image_class_labels.txt", "1 1\n2 1\n", "image_class_labels.txt and images.txt name different images"),
+        ("image_class_labels.txt", "1 1\n2 1\n", "image_class_labels.txt and images.txt list different images"),
         ("image_class_labels.txt", "1 1\n2 1\n3 2\n4 7\n5 2\n", "names '7', which is none of the 3 known ones"),
         ("train_test_split.txt", "1 0\n2 1\n3 1\n4 x\n5 0\n", "train_test_split.txt names 'x'"),
         ("images.txt", "\n", "images.txt is empty"),
