@@ -1,4 +1,4 @@
-"""AlexNet in its one-column form, which the older hashing papers build on."""
+"""AlexNet in its one-column form, which older papers on hashing use."""
 
 from torch import nn
 
@@ -8,8 +8,8 @@ from combemb.backbones.base import Backbone
 class AlexNet(Backbone):
     """Krizhevsky, "One weird trick" (2014): five convolutions, then two layers of 4096; F = 4096 (fc7).
 
-    `conv5` ends with an average pooling to 6x6, which changes nothing at 224 pixels and lets other sizes in. Below 63
-    pixels the last max pooling has nothing left to look at.
+    `conv5` ends with an average pooling to 6x6, which changes nothing at 224 pixels and allows other sizes. Below 63
+    pixels the last max pooling has no input left.
     """
 
     name = "alexnet"

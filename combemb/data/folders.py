@@ -35,12 +35,6 @@ def read_images(path: str | Path) -> Images:
     have no label. A folder with exactly `train/`, which has sub-folders, and `test/` or `val/` is read as such, and
     `is_test` is set. Links are followed, but not in circles. Silently skipped: hidden files, run folders, files with
     the suffix of another kind of file, and files without a suffix that do not start like an image.
-
-    Examples
-    --------
-    >>> images = read_images("photos/")  # doctest: +SKIP
-    >>> images.class_names, len(images)  # doctest: +SKIP
-    (array(['cat', 'dog'], dtype='<U3'), 1200)
     """
     path = Path(path)
     if path.is_dir():
@@ -52,10 +46,8 @@ def read_images(path: str | Path) -> Images:
     require(path.exists(), f"cannot read {path}: there is no such file or folder")
     if path.suffix.lower() in image_suffixes():
         return listed_images([path])
-    raise ValueError(
-        f"cannot read {path}: unknown suffix {path.suffix!r}; give an image folder, a manifest "
-        f"({', '.join(MANIFEST_SUFFIXES)}), an image or .npy"
-    )
+    known = f"an image folder, a manifest ({', '.join(MANIFEST_SUFFIXES)}), an image or .npy"
+    raise ValueError(f"cannot read {path}: unknown suffix {path.suffix!r}; give {known}")
 
 
 def listed_images(paths: Sequence[str | Path]) -> Images:

@@ -5,11 +5,10 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -35,18 +34,15 @@ class Images:
 
     Parameters
     ----------
-    pixels : array (N, H, W, 3) of uint8, optional
-        May be a memory map.
+    pixels : array or memory map (N, H, W, 3) of uint8, optional
     files : sequence of N paths, optional
-        Files are opened when they are read, not before.
     ids : array (N,) of str or int, optional
         Names by which the user finds an image again; for files the path as it was given.
     labels : array, optional
         (N,) str with None if unlabelled, or (N, C) of 0/1 with rows of -1.
     class_names : array (C,), optional
-        Names of the columns of `labels` (N, C), or of the classes.
+        The sorted classes, or the names of the columns of `labels`.
     is_test : array (N,) of bool, optional
-        Which images belong to the test part.
 
     Examples
     --------
@@ -84,24 +80,19 @@ class Images:
         return len(self.pixels if self.pixels is not None else self.files or ())
 
     def read(self, i: int, at_least: int = 0) -> Image.Image:
-        """Decode image i as RGB, upright, with transparent parts white.
+        """Decode image i, or raise `BrokenImage` if that fails.
 
         Parameters
         ----------
         i : int
             Position of the image.
         at_least : int
-            A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size as long as both sides keep this many pixels; 0 keeps
-            the full size.
+            If above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size while both sides keep this many pixels.
 
         Returns
         -------
         PIL.Image.Image
-
-        Raises
-        ------
-        BrokenImage
-            If the image cannot be decoded completely.
+            RGB, upright, with transparent parts white.
         """
         if self.pixels is not None:
             return Image.fromarray(np.asarray(self.pixels[i]))
@@ -129,16 +120,12 @@ class Images:
         if rows.dtype == bool and rows.shape == (len(self),):
             rows = np.flatnonzero(rows)
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows) > 0):
-            raise ValueError(
-                f"rows have shape {rows.shape} and dtype {rows.dtype}; give ints, or bool of shape ({len(self)},)"
-            )
+            found = f"rows have shape {rows.shape} and dtype {rows.dtype}"
+            raise ValueError(f"{found}; give ints, or bool of shape ({len(self)},)")
         rows = rows.astype(np.int64)
-        taken: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("pixels", "ids", "labels", "is_test"):
-            taken[name] = None if taken[name] is None else taken[name][rows]
-        if self.files is not None:
-            taken["files"] = [self.files[row] for row in rows.tolist()]
-        return Images(**taken)
+        names = [name for name in ("pixels", "ids", "labels", "is_test") if getattr(self, name) is not None]
+        files = None if self.files is None else [self.files[row] for row in rows.tolist()]
+        return replace(self, files=files, **{name: getattr(self, name)[rows] for name in names})
 
     @property
     def known_labels(self) -> np.ndarray | None:
@@ -174,10 +161,8 @@ def refuse_many_broken(broken: dict[int, str], images: Images) -> None:
     """Raise a ValueError if more than a tenth of the images are broken. broken: position -> reason."""
     if len(broken) > MAX_BROKEN_SHARE * len(images):
         first = "; ".join(f"{images.name(row)}: {reason}" for row, reason in list(broken.items())[:3])
-        raise ValueError(
-            f"at least {len(broken)} of {len(images)} images cannot be read, more than {MAX_BROKEN_SHARE:.0%}, such as "
-            f"{first}; fix them or leave them out"
-        )
+        found = f"at least {len(broken)} of {len(images)} images cannot be read, more than {MAX_BROKEN_SHARE:.0%}"
+        raise ValueError(f"{found}, such as {first}; fix them or leave them out")
 
 
 @cache

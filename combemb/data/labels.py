@@ -150,11 +150,9 @@ def read_labels(labels: Any, n_items: int) -> Labels:
         return labels
     if raw.ndim == 2:
         return _read_multi(raw)
-    if raw.dtype.kind in "iuf":
-        return _read_ints(raw)
-    if raw.dtype.kind in "UO":
-        return _read_objects(raw.astype(object))
-    raise ValueError(f"labels have dtype {raw.dtype}; give ints or strings, with -1 or None for unlabelled items")
+    kind, use = raw.dtype.kind, "give ints or strings, with -1 or None for unlabelled items"
+    require(kind in "iufUO", f"labels have dtype {raw.dtype}; {use}")
+    return _read_ints(raw) if kind in "iuf" else _read_objects(raw.astype(object))
 
 
 def require_partly_labelled(labels: Labels) -> None:
@@ -201,10 +199,8 @@ def _read_multi(raw: np.ndarray) -> Labels:
     is_known = ((raw == 0) | (raw == 1)).all(axis=1)
     strange = np.flatnonzero(~is_unlabelled & ~is_known)
     if len(strange) > 0:
-        raise ValueError(
-            f"row {strange[0]} of the (N, C) labels has values other than 0 and 1; use 0/1, a whole row of -1 for an "
-            "unlabelled item, or shape (N,) for one label per item"
-        )
+        use = "use 0/1, a whole row of -1 for an unlabelled item, or shape (N,) for one label per item"
+        raise ValueError(f"row {strange[0]} of the (N, C) labels has values other than 0 and 1; {use}")
     empty = np.flatnonzero((raw == 0).all(axis=1))
     if len(empty) > 0:
         raise ValueError(f"row {empty[0]} of the (N, C) labels has no class; mark it unlabelled with a row of -1")
@@ -235,14 +231,12 @@ def _read_objects(raw: np.ndarray) -> Labels:
         raise ValueError(f"labels hold a {kind}; give ints or strings, -1 or None for unlabelled items")
     if 0 < len(strings) < len(given):
         number = next(value for value in given if not isinstance(value, str))
-        raise ValueError(
-            f"labels mix strings ({strings[0]!r}) and numbers ({number!r}); give one kind, "
-            "and None for unlabelled items among strings"
-        )
+        use = "give one kind, and None for unlabelled items among strings"
+        raise ValueError(f"labels mix strings ({strings[0]!r}) and numbers ({number!r}); {use}")
     if given and not strings:
         numbers = np.array([-1 if _is_missing(value) else value for value in raw])
-        if numbers.dtype.kind not in "iuf":
-            raise ValueError("labels hold numbers that do not fit 64 bits; give smaller ints or strings")
+        fits = numbers.dtype.kind in "iuf"
+        require(fits, "labels hold numbers that do not fit 64 bits; give smaller ints or strings")
         return _read_ints(numbers)
     markers = [value for value in strings if value in MARKERS_AS_STRINGS]
     if markers:

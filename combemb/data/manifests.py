@@ -18,6 +18,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 MANIFEST_SUFFIXES = (".csv", *PARQUET_SUFFIXES)
 MANIFEST_COLUMNS = ("path", "label", "labels", "split", "id")
 UNLABELLED_CELL = "-1"  # an empty cell means the same
+TEXT_OR_INTEGER = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_null)
 
 
 def read_manifest(path: str | Path) -> Images:
@@ -29,8 +30,7 @@ def read_manifest(path: str | Path) -> Images:
     path = Path(path)
     read = _read_parquet if path.suffix.lower() in PARQUET_SUFFIXES else _read_csv
     try:
-        columns = read(path)
-        return _interpret(columns, path.parent)
+        return _interpret(read(path), path.parent)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
 
@@ -39,9 +39,8 @@ def _read_csv(path: Path) -> dict[str, list[str]]:
     parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
     with pyarrow.csv.open_csv(path, parse_options=parse) as reader:
         names = _with_path(reader.schema.names)
-    as_text = pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in names})
-    table = pyarrow.csv.read_csv(path, parse_options=parse, convert_options=as_text)
-    return _columns(table)
+    as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    return _columns(pyarrow.csv.read_csv(path, parse_options=parse, convert_options=as_text))
 
 
 def _read_parquet(path: Path) -> dict[str, list[str]]:
@@ -66,14 +65,10 @@ def _columns(table: pa.Table) -> dict[str, list[str]]:
         require(name not in columns, f"there are two columns `{name}`")
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)  # noqa: PLW2901
-        require(_is_text_or_whole(column.type), f"`{name}` has type {column.type}; give strings")
+        is_known = any(is_kind(column.type) for is_kind in TEXT_OR_INTEGER)
+        require(is_known, f"`{name}` has type {column.type}; give strings")
         columns[name] = pc.fill_null(column.cast(pa.large_string()), "").to_pylist()
     return columns
-
-
-def _is_text_or_whole(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind) or types.is_null(kind))
 
 
 def _interpret(columns: dict[str, list[str]], folder: Path) -> Images:
@@ -125,7 +120,5 @@ def _read_labels(values: list[str]) -> dict[str, Any]:
         position = {name: i for i, name in enumerate(class_names)}
         labels = np.zeros((len(names), len(class_names)), dtype=np.int8)
         for row, several in enumerate(names):
-            labels[row, [position[name] for name in several]] = 1
-            if not several:
-                labels[row] = -1
+            labels[row, [position[name] for name in several] or slice(None)] = 1 if several else -1
     return {"labels": labels, "class_names": np.array(class_names)}

@@ -47,9 +47,7 @@ class OpenSetSplit:
         if unknown:
             name = min(unknown, key=str)
             raise ValueError(f"targets hold class {name!r}, which is not one of the {n_classes} classes of this split")
-        novel = set(self.novel.tolist())
-        is_novel_class = np.array([name in novel for name in given.classes.tolist()], dtype=bool)
-        return np.asarray(is_novel_class[given.values])
+        return np.asarray(np.isin(given.classes, self.novel)[given.values])
 
 
 def open_set_split(
@@ -98,18 +96,16 @@ def open_set_split(
     novel = _novel_positions(order, split, seen_share)
     is_novel_class = np.isin(np.arange(len(order)), novel)
 
-    draw = _draw_multi if known.is_multi else _draw_single
-    labelled = draw(known.values, is_novel_class, labelled_share, np.random.default_rng(seed))
+    labelled = _draw(known, is_novel_class, labelled_share, np.random.default_rng(seed))
     values = known.values[:, ~is_novel_class] if known.is_multi else known.values
     hidden = np.full_like(values, -1)
     hidden[labelled] = values[labelled]
-    _require_labelled_items(hidden, known, is_novel_class, labelled_share)
-    return OpenSetSplit(
-        labels=known.names(hidden),
-        targets=known.names(known.values),
-        seen=known.classes[~is_novel_class],
-        novel=known.classes[is_novel_class],
-    )
+    seen = known.classes[~is_novel_class]
+    is_drawn = (hidden > 0).any(axis=0) if known.is_multi else np.isin(np.flatnonzero(~is_novel_class), hidden)
+    if not is_drawn.all():
+        missing = f"seen class {seen[~is_drawn].tolist()[0]!r} has no labelled item at labelled_share={labelled_share}"
+        raise ValueError(f"{missing}; raise the share or drop it")
+    return OpenSetSplit(known.names(hidden), known.names(known.values), seen, known.classes[is_novel_class])
 
 
 def _read_targets(targets: Any) -> Labels:
@@ -124,9 +120,10 @@ def _read_class_order(class_order: Sequence[Any] | np.ndarray | None, known: Lab
     classes = known.classes.tolist()
     wanted = classes if class_order is None else np.asarray(class_order, dtype=object).tolist()
     if len(wanted) != len(classes) or set(wanted) != set(classes):
+        missing, unknown = sorted(set(classes) - set(wanted))[:5], list(set(wanted) - set(classes))[:5]
         raise ValueError(
             f"class_order has {len(wanted)} entries for {len(classes)} classes of the targets; list each class exactly "
-            f"once (missing {sorted(set(classes) - set(wanted))[:5]}, unknown {list(set(wanted) - set(classes))[:5]})"
+            f"once (missing {missing}, unknown {unknown})"
         )
     position = {name: i for i, name in enumerate(classes)}
     return np.array([position[name] for name in wanted], dtype=np.int64)
@@ -140,48 +137,22 @@ def _novel_positions(order: np.ndarray, split: int | str | None, seen_share: flo
     if n_novel in (0, n_classes):
         empty = "novel" if n_novel == 0 else "seen"
         raise ValueError(f"seen_share={seen_share} of {n_classes} classes leaves none {empty}; use another share")
+    number = int(name.removeprefix("tune-"))
     if name.startswith("tune-"):
-        shuffled_by = np.random.default_rng(FIRST_TUNING_SEED + int(name.removeprefix("tune-")))
-        order, step = shuffled_by.permutation(order), 0
-    else:
-        step = int(name)
-    end = n_classes - step * n_novel
+        order, number = np.random.default_rng(FIRST_TUNING_SEED + number).permutation(order), 0
+    end = n_classes - number * n_novel
     return order[np.arange(end - n_novel, end) % n_classes]
 
 
-def _draw_single(
-    values: np.ndarray, is_novel_class: np.ndarray, labelled_share: float, rng: np.random.Generator
-) -> np.ndarray:
+def _draw(known: Labels, is_novel_class: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
     """Draw the labelled items; novel classes are drawn too, so that splits agree on the classes that both see."""
-    labelled = []
-    for position, is_novel in enumerate(is_novel_class):
-        rows = rng.permutation(np.flatnonzero(values == position))
-        if not is_novel:
-            labelled.append(rows[: _floor_share(labelled_share, len(rows))])
-    return np.concatenate(labelled)
-
-
-def _draw_multi(
-    values: np.ndarray, is_novel_class: np.ndarray, labelled_share: float, rng: np.random.Generator
-) -> np.ndarray:
-    has_novel = np.asarray((values[:, is_novel_class] > 0).any(axis=1))
-    rows = rng.permutation(len(values))
-    rows = rows[~has_novel[rows]]
-    return np.asarray(rows[: _floor_share(labelled_share, len(rows))])
-
-
-def _require_labelled_items(
-    hidden: np.ndarray, known: Labels, is_novel_class: np.ndarray, labelled_share: float
-) -> None:
     if known.is_multi:
-        counts = (hidden > 0).sum(axis=0)
+        rows = rng.permutation(len(known))
+        groups = [rows[~(known.values[rows][:, is_novel_class] > 0).any(axis=1)]]
     else:
-        counts = np.bincount(hidden[hidden >= 0], minlength=len(known.classes))[~is_novel_class]
-    if counts.min() == 0:
-        name = known.classes[~is_novel_class].tolist()[int(counts.argmin())]
-        raise ValueError(
-            f"seen class {name!r} has no labelled item at labelled_share={labelled_share}; raise the share or drop it"
-        )
+        drawn = [rng.permutation(np.flatnonzero(known.values == position)) for position in range(len(is_novel_class))]
+        groups = [rows for rows, is_novel in zip(drawn, is_novel_class, strict=True) if not is_novel]
+    return np.concatenate([rows[: _floor_share(share, len(rows))] for rows in groups])
 
 
 def _floor_share(share: float, n: int) -> int:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from combemb.backbones.feature_map import discriminant_map, fit_feature_map, unit_rows
+from combemb.backbones.feature_map import discriminant_map, fit_feature_map
 from combemb.data.labels import Labels
 from combemb.discovery.kmeans import Array, read_points
+from combemb.system.arrays import unit_rows
 
 FEATURES = 256
 MOST_ITEMS = 20_000  # that the weights of features are computed from

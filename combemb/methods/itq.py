@@ -6,13 +6,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from combemb.backbones.feature_map import moments, unit_rows
+from combemb.backbones.feature_map import moments
 from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels
 from combemb.learning.method import Method
 from combemb.learning.run_folder import Run
 from combemb.learning.settings import setting
 from combemb.search.codebook import Codebook, binary_codebook
+from combemb.system.arrays import unit_rows
 from combemb.system.errors import require
 
 

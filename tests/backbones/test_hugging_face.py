@@ -272,7 +272,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 def test_a_model_that_reads_no_pixels_is_refused(tmp_path):
     text = {key: TOKENS[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     name = save(transformers.CLIPTextModel(transformers.CLIPTextConfig(**text, vocab_size=9)), tmp_path)
-    with pytest.raises(ValueError, match="is no vision model: it reads input_ids, not pixel_values"):
+    with pytest.raises(ValueError, match="is not a vision model: it reads input_ids, not pixel_values"):
         build(name)
 
 

@@ -16,12 +16,7 @@ __all__ = ["Dataset", "load", "names", "obtain_cifar10"]
 
 
 def names() -> list[str]:
-    """Return the names that `load` knows.
-
-    Returns
-    -------
-    list of str
-    """
+    """Return the names of the datasets."""
     return sorted(["digits", *_AT_A_PATH])
 
 

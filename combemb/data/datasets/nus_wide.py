@@ -12,7 +12,7 @@ from combemb.system.errors import require
 PUBLISHED_SLIP = -1130179
 EXPECTED = (
     "NUS-WIDE: expected Concepts81.txt (or ConceptsList/Concepts81.txt), Flickr/, and either ImageList/Imagelist.txt "
-    "with Groundtruth/AllLabels/ or ImageList/TrainImagelist.txt and TestImagelist.txt with Groundtruth/TrainTestLabels/"
+    "and Groundtruth/AllLabels/, or ImageList/{Train,Test}Imagelist.txt and Groundtruth/TrainTestLabels/"
 )
 
 
@@ -35,12 +35,12 @@ def nus_wide(path: Path, n_concepts: int = 21, test_per_concept: int | None = No
     kept = np.flatnonzero(table[:, chosen].any(axis=1))
     targets = table[np.ix_(kept, chosen)]
     if is_test is None or test_per_concept is not None:
-        is_test_of_kept = _drawn(targets, 100 if test_per_concept is None else test_per_concept, seed)
+        is_test = _drawn(targets, 100 if test_per_concept is None else test_per_concept, seed)
     else:
-        is_test_of_kept = is_test[kept]
+        is_test = is_test[kept]
     ids = np.array(names)[kept]
     images = Images(files=[path / "Flickr" / name for name in ids.tolist()], ids=ids)
-    return divided("nus_wide", images, targets, is_test_of_kept, np.array(concepts)[chosen])
+    return divided("nus_wide", images, targets, is_test, np.array(concepts)[chosen])
 
 
 def most_frequent(table: np.ndarray, concepts: list[str], n: int) -> np.ndarray:
@@ -69,11 +69,9 @@ def _divided_labels(path: Path, concepts: list[str]) -> Labelled:
     lists, labels = path / "ImageList", path / "Groundtruth/TrainTestLabels"
     require(labels.is_dir() and (lists / "TrainImagelist.txt").exists(), f"{path} is not {EXPECTED}")
     train, test = (_names(lists / f"{part}Imagelist.txt") for part in ("Train", "Test"))
-    tables = [
-        _table([labels / f"Labels_{concept}_{part}.txt" for concept in concepts], len(names))
-        for part, names in (("Train", train), ("Test", test))
-    ]
-    return train + test, np.concatenate(tables), np.arange(len(train) + len(test)) >= len(train)
+    files = {part: [labels / f"Labels_{concept}_{part}.txt" for concept in concepts] for part in ("Train", "Test")}
+    table = np.concatenate([_table(files["Train"], len(train)), _table(files["Test"], len(test))])
+    return train + test, table, np.arange(len(table)) >= len(train)
 
 
 def _names(path: Path) -> list[str]:

@@ -146,5 +146,5 @@ def test_files_that_do_not_fit_together_say_which(tmp_path, name, lines, message
 
 
 def test_lists_without_labels_are_not_enough(tmp_path):
-    with pytest.raises(ValueError, match=r"is not NUS-WIDE: expected .*Groundtruth/AllLabels/ or"):
+    with pytest.raises(ValueError, match=r"is not NUS-WIDE: expected .*Groundtruth/AllLabels/, or"):
         datasets.load("nus_wide", write_nus_wide(tmp_path, labels=[]))
