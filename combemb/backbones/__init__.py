@@ -39,15 +39,12 @@ def build(name: str, *, width: int = 64, weights: str | None = None, pretrained:
     """
     has_width = name == ResNet18.name or width == 64
     require(has_width, f"width={width} is for {ResNet18.name} only; {name} has one width, leave it at 64")
+    choices = f"{', '.join(names())}, or hf:<name> for a Hugging Face model or the folder of one"
+    require(name in BUILT_IN or name.startswith("hf:"), f"unknown backbone {name!r}; choose one of {choices}")
     if name.startswith("hf:"):
         backbone: Backbone = HuggingFace(name.removeprefix("hf:"))
-    elif name == ResNet18.name:
-        backbone = ResNet18(width)
-    elif name in BUILT_IN:
-        backbone = BUILT_IN[name]()
     else:
-        choices = f"{', '.join(names())}, or hf:<name> for a Hugging Face model or the folder of one"
-        raise ValueError(f"unknown backbone {name!r}; choose one of {choices}")
+        backbone = ResNet18(width) if name == ResNet18.name else BUILT_IN[name]()
     if weights is not None:
         backbone.load_weights(weights)
     elif pretrained:

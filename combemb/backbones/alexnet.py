@@ -26,13 +26,7 @@ class AlexNet(Backbone):
         self.stages["conv5"] = nn.Sequential(
             nn.Conv2d(256, 256, 3, 1, 1), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2), nn.AdaptiveAvgPool2d(6)
         )
-        self.stages["fc"] = nn.Sequential(
-            nn.Flatten(),
-            nn.Dropout(),
-            nn.Linear(256 * 6 * 6, 4096),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            nn.Linear(4096, 4096),
-            nn.ReLU(inplace=True),
-        )
+        self.stages["fc"] = fc = nn.Sequential(nn.Flatten())
+        for inputs in (256 * 6 * 6, 4096):
+            fc.extend([nn.Dropout(), nn.Linear(inputs, 4096), nn.ReLU(inplace=True)])
         self._initialise()

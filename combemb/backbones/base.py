@@ -21,13 +21,10 @@ class Backbone(nn.Module):
 
     Attributes
     ----------
-    name : str
     stages : nn.ModuleDict
         The stages in order; `pool` turns the output of the last one into a vector.
-    n_features : int
-        F.
-    default_size, min_size : int
-        Side of the images that it was made for, and the smallest that works.
+    n_features, default_size, min_size : int
+        F, the side of the images that it was made for, and the smallest side that works.
     has_weights : bool
         Whether it has pretrained weights.
     settings : str
@@ -56,11 +53,9 @@ class Backbone(nn.Module):
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Return pixels in the scale of the first stage."""
-        if pixels.ndim != 4 or pixels.shape[1] != 3 or min(pixels.shape[2:]) < self.min_size:
-            raise ValueError(
-                f"{self.name} got pixels of shape {tuple(pixels.shape)}; "
-                f"give (B, 3, H, W) with sides of at least {self.min_size}"
-            )
+        shape, smallest = tuple(pixels.shape), self.min_size
+        fits = len(shape) == 4 and shape[1] == 3 and min(shape[2:]) >= smallest
+        require(fits, f"{self.name} got pixels of shape {shape}; give (B, 3, H, W) with sides of at least {smallest}")
         return (pixels.to(self.mean.dtype) - self.mean) / self.std
 
     def maps(self, pixels: Tensor, stage: str) -> Tensor:
@@ -112,10 +107,8 @@ class Backbone(nn.Module):
         try:
             return int(network(torch.zeros(1, 3, size, size, device=device)).shape[1])
         except RuntimeError as error:  # some networks accept one size only
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"{self.name} does not take images of {size} px ({reason}); set image_size={self.default_size}, its own"
-            ) from error
+            found = f"{self.name} does not accept images of {size} px ({str(error).splitlines()[0]})"
+            raise ValueError(f"{found}; set image_size={self.default_size}, its own") from error
 
     def load_pretrained(self) -> None:
         """Load the pretrained weights, if it has any."""
@@ -128,15 +121,9 @@ class Backbone(nn.Module):
             raise ValueError(f"cannot read {path}: {error}; give a .safetensors file of a state dict") from error
         wanted = self.state_dict()
         shared = wanted.keys() & found.keys()
-        problems = {
-            "missing": wanted.keys() - shared,
-            "unknown": found.keys() - shared,
-            "of another shape": {
-                f"{key} {tuple(found[key].shape)} instead of {tuple(wanted[key].shape)}"
-                for key in shared
-                if found[key].shape != wanted[key].shape
-            },
-        }
+        shapes = {key: (tuple(found[key].shape), tuple(wanted[key].shape)) for key in shared}
+        other = {f"{key} {given} instead of {needed}" for key, (given, needed) in shapes.items() if given != needed}
+        problems = {"missing": wanted.keys() - shared, "unknown": found.keys() - shared, "of another shape": other}
         texts = [f"{len(keys)} {kind} ({first_of(keys)})" for kind, keys in problems.items() if keys]
         found_problems = f"{path} does not fit {self.name} (F={self.n_features}): {'; '.join(texts)}"
         require(not texts, f"{found_problems}; give the file of a backbone with the same name and width")

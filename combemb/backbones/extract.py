@@ -45,10 +45,8 @@ class Features:
         Positions of these images among the N.
     broken : dict
         Position of each image that could not be read -> reason.
-    folder : Path or None
-        Where the features are stored.
-    is_hit : bool
-        Whether they were in the cache.
+    folder, is_hit : Path or None, bool
+        Where the features are stored, and whether they were there before.
     """
 
     x: np.ndarray

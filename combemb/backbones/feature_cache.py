@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -111,10 +110,8 @@ class Folder:
                 lock.acquire()
             yield
         except OSError as error:
-            raise ValueError(
-                f"cannot keep features in {self.path}: {error.strerror or error}; free some space there, or set "
-                "COMBEMB_CACHE to another folder"
-            ) from error
+            found = f"cannot store features in {self.path}: {error.strerror or error}"
+            raise ValueError(f"{found}; free some space there, or set COMBEMB_CACHE to another folder") from error
         finally:
             lock.release()
 
@@ -158,7 +155,7 @@ class Writer:
         self.file: BinaryIO = self.part.open("rb+")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.file.close()
 
     def write(self, view: int, start: int, block: np.ndarray) -> None:
@@ -194,11 +191,9 @@ class Writer:
         return len(self._header(n_rows)) + self.recipe.n_views * n_rows * self._row_bytes
 
     def _header(self, n_rows: int) -> bytes:
-        buffer = io.BytesIO()
-        shape = (self.recipe.n_views, n_rows, self.n_features)
-        np.lib.format.write_array_header_1_0(
-            buffer, {"descr": FEATURE_DTYPE.str, "fortran_order": False, "shape": shape}
-        )
+        buffer, shape = io.BytesIO(), (self.recipe.n_views, n_rows, self.n_features)
+        header = {"descr": FEATURE_DTYPE.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(buffer, header)
         return buffer.getvalue()
 
     def _record(self) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class WholeModel(nn.Module):
 
 
 class Part(nn.Module):
-    """A part of a model as a function of one tensor: other required arguments are None, only the first output is used."""
+    """A part of a model as a function of one tensor: other required arguments are None, the first output counts."""
 
     def __init__(self, module: nn.Module):
         super().__init__()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +18,10 @@ from combemb.system.arrays import to_numpy
 from combemb.system.errors import require
 from combemb.system.progress import tracked
 
+Order = Literal["C", "F"]
 BLOCK_BYTES = 2**20  # size of one read
 PARQUET_ROWS = 512  # rows decoded at a time: 4 MB at F = 2,048
+NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +60,9 @@ def read_embeddings(path: str | Path, memory_limit: int = 256 * 2**20) -> Embedd
     Embeddings
     """
     path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"cannot read {path}: unknown suffix {path.suffix!r}; choose one of {', '.join(FORMATS)}")
-    read, expected = FORMATS[path.suffix.lower()]
+    kind, known = path.suffix.lower(), ", ".join(FORMATS)
+    require(kind in FORMATS, f"cannot read {path}: unknown suffix {path.suffix!r}; choose one of {known}")
+    read, expected = FORMATS[kind]
     try:
         found = read(path, memory_limit)
         found = Embeddings(as_array(found.x), found.labels, found.ids)
@@ -93,10 +95,7 @@ def as_array(x: Any) -> np.ndarray:
 def check_finite(
     x: np.ndarray, *, allow_constant: bool = False, chunk_bytes: int = 16 * 2**20, progress: bool | None = False
 ) -> None:
-    """Refuse NaN and infinity in any view, and (unless allowed) several items whose clean views are all the same.
-
-    Reads `chunk_bytes` at a time, so that memory maps may be larger than memory.
-    """
+    """Refuse NaN and infinity in any view, and (unless allowed) several items whose clean views are all the same."""
     clean = x if x.ndim == 2 else x[:, 0]  # (N, F)
     rows = max(1, chunk_bytes // x[0].nbytes)
     n_bad, first_bad, is_constant = 0, -1, len(x) > 1
@@ -116,10 +115,6 @@ def check_finite(
     require(is_fine, f"all {n} items have the same features; nothing can be learned, check how x was made")
 
 
-def _read_npy(path: Path, _: int) -> Embeddings:
-    return Embeddings(np.lib.format.open_memmap(path, mode="r"))
-
-
 def _read_npz(path: Path, memory_limit: int) -> Embeddings:
     with zipfile.ZipFile(path) as archive:
         there = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -132,28 +127,21 @@ def _read_member(archive: zipfile.ZipFile, name: str, memory_limit: int | None =
     """Read one array of an .npz, as a memory map if it has more bytes than `memory_limit`."""
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as member:
-        shape, is_fortran, dtype = _read_npy_header(member)
+        version = np.lib.format.read_magic(member)
+        require(version in NPY_HEADERS, f"npy format {version} holds structured arrays")
+        shape, is_fortran, dtype = NPY_HEADERS[version](member)
         hint = "which are never unpickled; save strings as a unicode array"
         require(not dtype.hasobject, f"`{name}` holds Python objects, {hint}")
         n_bytes = math.prod(shape) * dtype.itemsize
         fits = member.tell() + n_bytes == info.file_size
         require(fits, f"`{name}` of shape {shape} and {dtype} does not fit its {info.file_size} bytes")
-        order: Literal["C", "F"] = "F" if is_fortran else "C"
+        order: Order = "F" if is_fortran else "C"
         if memory_limit is None or n_bytes <= memory_limit:
             return np.frombuffer(member.read(), dtype).reshape(shape, order=order)
         if info.compress_type == zipfile.ZIP_STORED:
             start = _data_offset(archive, info) + member.tell()  # mapped bytes are not checked against the zip's CRC
             return np.memmap(str(archive.filename), dtype, "r", start, shape, order)
         return _spill(iter(partial(member.read, BLOCK_BYTES), b""), dtype, shape, order)
-
-
-def _read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(file)
-    raise ValueError(f"npy format {version} holds structured arrays")
 
 
 def _data_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
@@ -164,9 +152,7 @@ def _data_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     return info.header_offset + 30 + int(lengths.sum())
 
 
-def _spill(
-    blocks: Iterable[Any], dtype: np.dtype[Any], shape: tuple[int, ...], order: Literal["C", "F"] = "C"
-) -> np.ndarray:
+def _spill(blocks: Iterable[Any], dtype: np.dtype[Any], shape: tuple[int, ...], order: Order = "C") -> np.ndarray:
     """Write blocks (bytes or arrays) to an unnamed temporary file and map it.
 
     Assigning through a map instead would kill the process when the disk is full.
@@ -245,7 +231,7 @@ def _plain_column(file: pq.ParquetFile, name: str, allow_null: bool = True) -> n
 
 _PARQUET = "`embedding` as lists of numbers, all of one length and without nulls, with optional `label` and `id`"
 FORMATS: dict[str, tuple[Callable[[Path, int], Embeddings], str]] = {
-    ".npy": (_read_npy, "one array of numbers (N, F) or (N, V, F)"),
+    ".npy": (lambda path, _: Embeddings(np.lib.format.open_memmap(path, mode="r")), "one array (N, F) or (N, V, F)"),
     ".npz": (_read_npz, "`x` (N, F) or (N, V, F) with optional `labels` and `ids`"),
     ".parquet": (_read_parquet, _PARQUET),
     ".pq": (_read_parquet, _PARQUET),

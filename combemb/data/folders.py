@@ -18,6 +18,11 @@ PARTS = ({"train", "test"}, {"train", "val"})
 def read_images(path: str | Path) -> Images:
     """Read an image folder, a manifest, a single image or an array of pixels.
 
+    Each sub-folder is a class, which includes all folders below it. Images outside sub-folders and in `unlabelled/`
+    have no label. A folder with exactly `train/`, which has sub-folders, and `test/` or `val/` is read as such, and
+    `is_test` is set. Links are followed, but not in circles. Silently skipped: hidden files, run folders, files with
+    the suffix of another kind of file, and files without a suffix that do not start like an image.
+
     Parameters
     ----------
     path : str or Path
@@ -28,13 +33,6 @@ def read_images(path: str | Path) -> Images:
     -------
     Images
         Sorted by path if read from a folder, with the paths below the folder as ids.
-
-    Notes
-    -----
-    Each sub-folder is a class, which includes all folders below it. Images outside sub-folders and in `unlabelled/`
-    have no label. A folder with exactly `train/`, which has sub-folders, and `test/` or `val/` is read as such, and
-    `is_test` is set. Links are followed, but not in circles. Silently skipped: hidden files, run folders, files with
-    the suffix of another kind of file, and files without a suffix that do not start like an image.
     """
     path = Path(path)
     if path.is_dir():
@@ -99,13 +97,12 @@ def _read_folder(folder: Path) -> Images:
     require(len(ids) > 0, f"{folder} holds no images; give a folder with sub-folders of images, one for each class")
     labels = [_label(name.split("/")[1 if part_names else 0 :]) for name in ids]
     class_names = sorted({label for label in labels if label is not None})
-    is_test = np.array([not name.startswith("train/") for name in ids]) if part_names else None
     return Images(
         files=[folder / name for name in ids],
         ids=np.array([_readable(name) for name in ids]),
         labels=np.array(labels, dtype=object) if class_names else None,
         class_names=np.array(class_names) if class_names else None,
-        is_test=is_test,
+        is_test=np.array([not name.startswith("train/") for name in ids]) if part_names else None,
     )
 
 
@@ -128,11 +125,10 @@ def _parts(folder: Path) -> set[str] | None:
     has_loose_images = any(_is_image(entry) for entry in _visible(folder))
     if names not in PARTS or has_loose_images:
         others = sorted(names.difference(*PARTS)) + ["loose images"] * has_loose_images
+        inside = " and ".join(", ".join(part) for part in (sorted(found), others) if part)
         raise ValueError(
-            f"{folder} holds {', '.join(sorted(found))}"
-            + (f" and {', '.join(others)}" if others else "")
-            + "; give exactly train and test, or train and val, with a sub-folder for each class; "
-            "images without a label go into train/unlabelled"
+            f"{folder} holds {inside}; give exactly train and test, or train and val, with a sub-folder for each "
+            "class; images without a label go into train/unlabelled"
         )
     return names
 

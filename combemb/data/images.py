@@ -4,11 +4,11 @@ import hashlib
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -109,8 +109,7 @@ class Images:
 
         Parameters
         ----------
-        rows : array of int, or of bool (N,)
-            Positions of the images, or a mask.
+        rows : array of int, or mask (N,) of bool
 
         Returns
         -------
@@ -119,9 +118,8 @@ class Images:
         rows = np.asarray(rows)
         if rows.dtype == bool and rows.shape == (len(self),):
             rows = np.flatnonzero(rows)
-        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows) > 0):
-            found = f"rows have shape {rows.shape} and dtype {rows.dtype}"
-            raise ValueError(f"{found}; give ints, or bool of shape ({len(self)},)")
+        found = f"rows have shape {rows.shape} and dtype {rows.dtype}; give ints, or bool of shape ({len(self)},)"
+        require(rows.ndim == 1 and (rows.dtype.kind in "iu" or len(rows) == 0), found)
         rows = rows.astype(np.int64)
         names = [name for name in ("pixels", "ids", "labels", "is_test") if getattr(self, name) is not None]
         files = None if self.files is None else [self.files[row] for row in rows.tolist()]
@@ -175,7 +173,7 @@ def image_suffixes() -> frozenset[str]:
 def looks_like_image(file: Path) -> bool:
     """Return whether a file starts like an image; it may still be broken."""
     try:
-        with _silence, Image.open(file, formats=_formats()):
+        with _silence(), Image.open(file, formats=_formats()):
             return True
     except Exception:  # damaged files make Pillow raise nearly anything
         return False
@@ -219,7 +217,7 @@ def _read_file(file: Path, at_least: int) -> Image.Image:
     try:
         if not file.is_file():  # opening a named pipe would wait forever
             raise BrokenImage("not a file" if file.exists() else "no such file")
-        with _silence, Image.open(file, formats=_formats()) as image:
+        with _silence(), Image.open(file, formats=_formats()) as image:
             if at_least > 0:
                 image.draft(None, (at_least, at_least))
             image.load()
@@ -266,28 +264,23 @@ def _eight_bits(values: np.ndarray) -> np.ndarray:
     return np.round((values.astype(np.float64) - low) * (255 / max(high - low, 1e-300)))
 
 
-class _Silence:
+_lock, _filters, _readers = threading.Lock(), ExitStack(), list[None]()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
     """Ignore warnings while any thread is inside.
 
     `warnings.catch_warnings` alone leaves the wrong filters behind when threads enter and leave in turns.
     """
-
-    def __init__(self) -> None:
-        self.lock, self.n_inside, self.caught = threading.Lock(), 0, warnings.catch_warnings()
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if self.n_inside == 0:
-                self.caught = warnings.catch_warnings()
-                self.caught.__enter__()
-                warnings.simplefilter("ignore")
-            self.n_inside += 1
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self.lock:
-            self.n_inside -= 1
-            if self.n_inside == 0:
-                self.caught.__exit__(kind, error, at)
-
-
-_silence = _Silence()
+    with _lock:
+        if not _readers:
+            _filters.enter_context(warnings.catch_warnings(action="ignore"))
+        _readers.append(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _readers.pop()
+            if not _readers:
+                _filters.close()

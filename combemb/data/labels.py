@@ -165,10 +165,7 @@ def require_partly_labelled(labels: Labels) -> None:
 
 
 def same_class(values_a: torch.Tensor, values_b: torch.Tensor) -> torch.Tensor:
-    """Return which pairs are known to share a class, (A, B) bool; an unlabelled item shares none.
-
-    values_a, values_b: in the form of `Labels.values`, (A,) and (B,) positions or (A, C) and (B, C) of 0/1.
-    """
+    """Return which pairs of `Labels.values` are known to share a class, (A, B) bool; unlabelled items share none."""
     if values_a.ndim == 1:
         return (values_a[:, None] == values_b) & (values_a[:, None] >= 0)
     shared: torch.Tensor = values_a.clamp(min=0) @ values_b.clamp(min=0).T  # number of shared classes, (A, B)

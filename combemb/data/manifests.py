@@ -80,20 +80,17 @@ def _interpret(columns: dict[str, list[str]], folder: Path) -> Images:
     files = [folder / path for path in paths]
     ids = columns.get("id", paths)
     for name, values in (("path", [os.path.abspath(file) for file in files]), ("id", ids)):  # noqa: PTH100
-        _require_distinct(name, values)
+        first: dict[str, int] = {}
+        for row, value in enumerate(values):
+            if first.setdefault(value, row) != row:
+                rows = f"rows {first[value] + 1} and {row + 1}"
+                raise ValueError(f"{rows} have the same `{name}`, {value!r}; list it once")
     return Images(
         files=files,
         ids=np.array(ids),
         is_test=_read_split(columns["split"]) if "split" in columns else None,
         **_read_labels(columns.get("label", columns.get("labels", []))),
     )
-
-
-def _require_distinct(name: str, values: list[str]) -> None:
-    first: dict[str, int] = {}
-    for row, value in enumerate(values):
-        if first.setdefault(value, row) != row:
-            raise ValueError(f"rows {first[value] + 1} and {row + 1} have the same `{name}`, {value!r}; list it once")
 
 
 def _read_split(values: list[str]) -> np.ndarray:

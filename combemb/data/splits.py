@@ -121,10 +121,8 @@ def _read_class_order(class_order: Sequence[Any] | np.ndarray | None, known: Lab
     wanted = classes if class_order is None else np.asarray(class_order, dtype=object).tolist()
     if len(wanted) != len(classes) or set(wanted) != set(classes):
         missing, unknown = sorted(set(classes) - set(wanted))[:5], list(set(wanted) - set(classes))[:5]
-        raise ValueError(
-            f"class_order has {len(wanted)} entries for {len(classes)} classes of the targets; list each class exactly "
-            f"once (missing {missing}, unknown {unknown})"
-        )
+        found = f"class_order has {len(wanted)} entries for {len(classes)} classes of the targets"
+        raise ValueError(f"{found}; list each class exactly once (missing {missing}, unknown {unknown})")
     position = {name: i for i, name in enumerate(classes)}
     return np.array([position[name] for name in wanted], dtype=np.int64)
 

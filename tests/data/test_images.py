@@ -277,10 +277,11 @@ def test_damaged_metadata_neither_warn_nor_break(tmp_path, exif, suffix):
 
 def test_warnings_stay_silent_until_the_last_reader_leaves():
     before = list(warnings.filters)
-    for step in (_silence.__enter__, _silence.__enter__, lambda: _silence.__exit__(None, None, None)):
+    first, second = _silence(), _silence()
+    for step in (first.__enter__, second.__enter__, lambda: first.__exit__(None, None, None)):
         step()
         warnings.warn("not heard", stacklevel=1)
-    _silence.__exit__(None, None, None)
+    second.__exit__(None, None, None)
     assert warnings.filters == before
     with pytest.warns(UserWarning, match="heard"):
         warnings.warn("heard", stacklevel=1)

@@ -35,11 +35,6 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     Returns
     -------
     Dataset
-
-    Examples
-    --------
-    >>> load("digits").test_x.shape
-    (360, 64)
     """
     require(name in names(), f"dataset {name!r} is unknown; choose one of {', '.join(names())}")
     if name == "digits":

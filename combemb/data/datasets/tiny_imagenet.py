@@ -29,10 +29,9 @@ def tiny_imagenet(path: Path) -> Dataset:
     in_folders = [name.split("/")[1] for name in train_ids]
     targets = [positions(in_folders, wnids, folder), positions(list(of_files), wnids, annotations)]
     ids = train_ids + test_ids
-    return divided(
-        "tiny_imagenet",
+    images, is_test = (
         Images(files=[folder / name for name in ids], ids=np.array(ids)),
-        np.concatenate(targets),
         np.arange(len(ids)) >= len(train_ids),
-        np.array([words.get(wnid, wnid) for wnid in wnids]),
     )
+    class_names = np.array([words.get(wnid, wnid) for wnid in wnids])
+    return divided("tiny_imagenet", images, np.concatenate(targets), is_test, class_names)
