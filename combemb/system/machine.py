@@ -33,7 +33,7 @@ def resolved(device: str) -> torch.device:
 
 @cache
 def bfloat16_runs(device: torch.device) -> bool:
-    """Return whether the device multiplies in bfloat16; tried in another process, because some CPUs kill it."""
+    """Return whether the device multiplies in bfloat16; tried in a child process, which some CPUs kill."""
     code = f"import torch; x = torch.ones(512, 512, device={str(device)!r}).bfloat16(); print(float((x @ x).sum()))"
     tried = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     return tried.returncode == 0
