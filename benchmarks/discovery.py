@@ -29,8 +29,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from combemb import CombEmb, discover
-from combemb.data import datasets as sources
-from combemb.data import open_set_split
+from combemb.data import datasets, open_set_split
 from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
 from combemb.discovery.class_number import COUNTERS, Pile, count_novel
@@ -47,11 +46,11 @@ def clean_features(model: CombEmb, x: Any) -> np.ndarray:
     return np.asarray(items.x[:, 0], np.float32)
 
 
-def measure(cell: dict[str, Any], source: sources.Source, progress: bool) -> dict[str, Any]:
-    train = first_of_each(source.train_targets, cell["per_class"])
-    x, targets = rows_of(source.train_x, train), source.train_targets[train]
+def measure(cell: dict[str, Any], dataset: datasets.Dataset, progress: bool) -> dict[str, Any]:
+    train = first_of_each(dataset.train_targets, cell["per_class"])
+    x, targets = rows_of(dataset.train_x, train), dataset.train_targets[train]
     split = open_set_split(targets, cell["split"], seed=cell["seed"])
-    is_novel, is_novel_test = split.is_novel(targets), split.is_novel(source.test_targets)
+    is_novel, is_novel_test = split.is_novel(targets), split.is_novel(dataset.test_targets)
     n_classes, n_novel = len(np.unique(targets)), len(np.unique(targets[is_novel]))
     model = CombEmb(bits=48, seed=cell["seed"], image_size=cell["size"])
     found: dict[str, Any] = {"n_classes": n_classes}
@@ -61,7 +60,7 @@ def measure(cell: dict[str, Any], source: sources.Source, progress: bool) -> dic
         found[name] = agreement(clusters[on].tolist(), targets[on], is_novel[on]).as_dict("train")
 
     if cell["part"] == "others":
-        features, test_features = clean_features(model, x), clean_features(model, source.test_x)
+        features, test_features = clean_features(model, x), clean_features(model, dataset.test_x)
         compare("kmeans", kmeans(features, n_classes, seed=cell["seed"], n_starts=10, progress=False).assignment)
         compare("ss_kmeans", discover(features, split.labels, n_novel, seed=cell["seed"], progress=False).clusters)
         components = PCA(50, random_state=0).fit_transform(features)
@@ -72,7 +71,7 @@ def measure(cell: dict[str, Any], source: sources.Source, progress: bool) -> dic
         return found | {"auroc_linear": novelty_auroc(1 - sure, is_novel_test)}
 
     model.fit(x, split.labels, progress=progress)
-    given, test = model.read(x), model.read(source.test_x)
+    given, test = model.read(x), model.read(dataset.test_x)
     pile = Pile(model.embed(given).numpy(), read_labels(split.labels, len(targets)).values)
     pile = replace(pile, codebook=model.codebook, features=clean_features(model, x), seed=cell["seed"])
     for count_by in cell["estimators"]:
@@ -87,7 +86,7 @@ def measure(cell: dict[str, Any], source: sources.Source, progress: bool) -> dic
     result = model.discover(given, split.labels, n_novel, progress=False)
     compare("combemb", result.clusters)
     said = [None if name == result.neither else name for name in model.predict(test)]  # neither is wrong
-    found["combemb"] |= agreement(said, source.test_targets, is_novel_test).as_dict("test")
+    found["combemb"] |= agreement(said, dataset.test_targets, is_novel_test).as_dict("test")
     return found | {"auroc_combemb": novelty_auroc(model.novelty(test), is_novel_test)}
 
 
@@ -125,7 +124,7 @@ def report(records: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", nargs="?", choices=sources.names())
+    parser.add_argument("dataset", nargs="?", choices=datasets.names())
     parser.add_argument("--data", type=Path, help="where the dataset lies; digits need none")
     parser.add_argument("--per-class", type=int, help="training images of each class, the first ones; default all")
     parser.add_argument("--size", type=int, help="side of the images in pixels")
@@ -140,13 +139,13 @@ def main() -> None:
     torch.set_num_threads(1)
     records = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
     if not given.report:
-        source = sources.load(given.dataset, given.data)
+        dataset = datasets.load(given.dataset, given.data)
         for part, split, seed in product(given.part, given.split, given.seed):
             cell = {"dataset": given.dataset, "per_class": given.per_class, "size": given.size, "split": split}
             cell |= {"seed": seed, "part": part, "estimators": given.count_by if part == "combemb" else []}
             if any(record["cell"] == cell for record in records):
                 continue
-            record = {"cell": cell, **measure(cell, source, given.progress)}
+            record = {"cell": cell, **measure(cell, dataset, given.progress)}
             records.append(record)
             with given.results.open("a") as file:
                 file.write(json.dumps(record) + "\n")

@@ -26,7 +26,7 @@ from combemb.backbones.extract import extract
 from combemb.data.augmentation import Augmentation, Views
 from combemb.data.colour import coloured
 from combemb.data.images import Images
-from combemb.system.machine import memory_kept
+from combemb.system.machine import memory_kept, own_process
 
 N, SIZE, BATCH, ROUNDS = 1536, 96, 64, 3  # N views in each run
 WANTED = {1: 0.8, 3: 0.5}
@@ -101,6 +101,7 @@ def print_shares(images: Images, frozen: Backbone) -> None:
 
 
 def main() -> int:
+    own_process()
     torch.set_num_threads(1)
     backbone = backbones.build("efficientnet_lite0")
     frozen = backbone.for_inference()

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from combemb.cli.options import parse_settings
-from combemb.data import datasets as sources
-from combemb.data import open_set_split
+from combemb.data import datasets, open_set_split
 from combemb.data.images import Images
 from combemb.learning.codes import CodeMethod as Method
 from combemb.methods.combemb import CombEmb
@@ -58,15 +57,18 @@ def float_features(x: Any, size: int | None) -> torch.Tensor:
     return torch.cat([items.take(rows) for rows in torch.arange(len(items)).split(4096)])
 
 
-def measure(cell: dict[str, Any], source: sources.Source, progress: bool) -> dict[str, Any]:
+def measure(cell: dict[str, Any], dataset: datasets.Dataset, progress: bool) -> dict[str, Any]:
     """mAP of one method on one split, for queries of the novel and of the seen classes."""
     name, size = cell["method"], cell["size"]
     train, test = (
         first_of_each(targets, n)
-        for targets, n in ((source.train_targets, cell["per_class"]), (source.test_targets, cell["queries_per_class"]))
+        for targets, n in (
+            (dataset.train_targets, cell["per_class"]),
+            (dataset.test_targets, cell["queries_per_class"]),
+        )
     )
-    x, targets = rows_of(source.train_x, train), source.train_targets[train]
-    queries, query_targets = rows_of(source.test_x, test), source.test_targets[test]
+    x, targets = rows_of(dataset.train_x, train), dataset.train_targets[train]
+    queries, query_targets = rows_of(dataset.test_x, test), dataset.test_targets[test]
     split = open_set_split(targets, cell["split"], seed=cell["seed"])
     parts = {"novel": split.is_novel(query_targets), "seen": ~split.is_novel(query_targets)}
     found: dict[str, Any] = {}
@@ -111,7 +113,7 @@ def report(records: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", nargs="?", choices=sources.names())
+    parser.add_argument("dataset", nargs="?", choices=datasets.names())
     parser.add_argument("--data", type=Path, help="where the dataset lies; digits need none")
     parser.add_argument("--per-class", type=int, help="training images of each class, the first ones; default all")
     parser.add_argument("--queries-per-class", type=int, help="test images of each class, the first ones; default all")
@@ -131,7 +133,7 @@ def main() -> None:
     records = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
     if not given.report:
         options = {"n_views": given.views} if given.views else {}
-        source = sources.load(given.dataset, given.data, **options)
+        dataset = datasets.load(given.dataset, given.data, **options)
         wanted = [
             (name, split, seed, bits)
             for bits in given.bits
@@ -154,7 +156,7 @@ def main() -> None:
             cell |= {"views": given.views} if given.views else {}
             if any(record["cell"] == cell for record in records):
                 continue
-            record = {"cell": cell, **measure(cell, source, given.progress)}
+            record = {"cell": cell, **measure(cell, dataset, given.progress)}
             records.append(record)
             with given.results.open("a") as file:
                 file.write(json.dumps(record) + "\n")

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from combemb import CombEmb
-from combemb.data import datasets as sources
-from combemb.data import open_set_split
+from combemb.data import datasets, open_set_split
 from combemb.search.codebook import ProductCodebook
 from combemb.search.metrics import code_retrieval
 
@@ -69,7 +68,7 @@ def tied_map(
 def trained(bits: int) -> Case:
     """Codes of the handwritten digits, each many times with a little noise."""
     rng = np.random.default_rng(0)
-    digits = sources.load("digits")
+    digits = datasets.load("digits")
     train_x, split = digits.train_x[:, 0], open_set_split(digits.train_targets, seed=0)
     model = CombEmb(bits=bits, epochs=40).fit(train_x, split.labels)
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from combemb import CodeIndex, CombEmb, open_set_split
-from combemb.data import datasets as sources
+from combemb.data import datasets
 from combemb.search.codebook import ProductCodebook
 
 K, THREADS, ROUNDS = 100, 2, 5
@@ -127,7 +127,7 @@ class Noisy:
     """Items of digits with noise of a tenth of a standard deviation, as many as wanted, and a model of 24 bits."""
 
     def __init__(self) -> None:
-        digits = sources.load("digits")
+        digits = datasets.load("digits")
         split = open_set_split(digits.train_targets)
         self.model = CombEmb(bits=24).fit(digits.train_x, split.labels, progress=False)
         self.x = torch.from_numpy(digits.train_x[:, 0])

@@ -1,4 +1,4 @@
-"""What turns inputs into the features that a method's head sees: networks for images, a map for embeddings."""
+"""Networks that turn images into features, and the map that prepares features for a head."""
 
 from combemb.backbones.alexnet import AlexNet
 from combemb.backbones.base import Backbone
@@ -6,39 +6,45 @@ from combemb.backbones.efficientnet_lite0 import EfficientNetLite0
 from combemb.backbones.hugging_face import HuggingFace
 from combemb.backbones.resnet18 import ResNet18
 from combemb.backbones.vgg import VGG
+from combemb.system.errors import require
 
 __all__ = ["Backbone", "build", "names"]
 
-BUILT_IN: dict[str, type[Backbone]] = {
-    backbone.name: backbone for backbone in (AlexNet, EfficientNetLite0, ResNet18, VGG)
-}
+BUILT_IN: dict[str, type[Backbone]] = {kind.name: kind for kind in (AlexNet, EfficientNetLite0, ResNet18, VGG)}
 
 
 def names() -> list[str]:
-    """The built-in backbones; `hf:<name or folder>` stands for any Hugging Face vision model beside them."""
+    """Return the names of the built-in backbones; `build` also accepts `hf:<name or folder>`."""
     return sorted(BUILT_IN)
 
 
 def build(name: str, *, width: int = 64, weights: str | None = None, pretrained: bool = True) -> Backbone:
-    """A backbone by its name, in training mode as every new module.
+    """Build a backbone, in training mode like every new module.
 
-    width: channels of the first stage, for resnet18 only. weights: a .safetensors file of its state dict; None means
-    pretrained where the backbone has weights of its own, else random ones from torch's global generator. Without
-    `pretrained` they are random, or whatever a Hugging Face model comes with, because others will be loaded.
+    Parameters
+    ----------
+    name : str
+        One of `names()`, or `hf:` and the name or folder of a Hugging Face vision model.
+    width : int
+        Channels of the first stage; for resnet18 only.
+    weights : str, optional
+        A .safetensors file of the state dict. By default the pretrained weights if the backbone has any, otherwise
+        random ones from torch's global generator.
+    pretrained : bool
+        False skips the pretrained weights of a built-in backbone, for example because others will be loaded.
+
+    Returns
+    -------
+    Backbone
     """
-    if name != ResNet18.name and width != 64:
-        raise ValueError(f"width={width} is for {ResNet18.name} only; {name} has one width, leave it at 64")
+    has_width = name == ResNet18.name or width == 64
+    require(has_width, f"width={width} is for {ResNet18.name} only; {name} has one width, leave it at 64")
+    choices = f"{', '.join(names())}, or hf:<name> for a Hugging Face model or the folder of one"
+    require(name in BUILT_IN or name.startswith("hf:"), f"unknown backbone {name!r}; choose one of {choices}")
     if name.startswith("hf:"):
         backbone: Backbone = HuggingFace(name.removeprefix("hf:"))
-    elif name == ResNet18.name:
-        backbone = ResNet18(width)
-    elif name in BUILT_IN:
-        backbone = BUILT_IN[name]()
     else:
-        raise ValueError(
-            f"unknown backbone {name!r}; choose one of {', '.join(names())}, "
-            "or hf:<name> for a Hugging Face model or the folder of one"
-        )
+        backbone = ResNet18(width) if name == ResNet18.name else BUILT_IN[name]()
     if weights is not None:
         backbone.load_weights(weights)
     elif pretrained:

@@ -1,4 +1,4 @@
-"""AlexNet in its one-column form, which the older hashing papers build on."""
+"""AlexNet in its one-column form, which older papers on hashing use."""
 
 from torch import nn
 
@@ -8,8 +8,8 @@ from combemb.backbones.base import Backbone
 class AlexNet(Backbone):
     """Krizhevsky, "One weird trick" (2014): five convolutions, then two layers of 4096; F = 4096 (fc7).
 
-    `conv5` ends with an average pooling to 6x6, which changes nothing at 224 pixels and lets other sizes in. Below 63
-    pixels the last max pooling has nothing left to look at.
+    `conv5` ends with an average pooling to 6x6, which changes nothing at 224 pixels and allows other sizes. Below 63
+    pixels the last max pooling has no input left.
     """
 
     name = "alexnet"
@@ -26,13 +26,7 @@ class AlexNet(Backbone):
         self.stages["conv5"] = nn.Sequential(
             nn.Conv2d(256, 256, 3, 1, 1), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2), nn.AdaptiveAvgPool2d(6)
         )
-        self.stages["fc"] = nn.Sequential(
-            nn.Flatten(),
-            nn.Dropout(),
-            nn.Linear(256 * 6 * 6, 4096),
-            nn.ReLU(inplace=True),
-            nn.Dropout(),
-            nn.Linear(4096, 4096),
-            nn.ReLU(inplace=True),
-        )
+        self.stages["fc"] = fc = nn.Sequential(nn.Flatten())
+        for inputs in (256 * 6 * 6, 4096):
+            fc.extend([nn.Dropout(), nn.Linear(inputs, 4096), nn.ReLU(inplace=True)])
         self._initialise()

@@ -1,4 +1,4 @@
-"""Features on disk: found again by what they were made of, and written so that a killed process can be gone on from."""
+"""Features on disk: found by what they were computed from, and written so that a killed process can be resumed."""
 
 import hashlib
 import io
@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 from filelock import FileLock, Timeout
 
+from combemb.system.errors import require
 from combemb.system.files import write_json
 from combemb.system.progress import is_wanted
 from combemb.system.version import __version__
 
-FORMAT = 1  # goes up when the same recipe gives other pixels, so that older files are left alone
-DTYPE = np.dtype("<f2")
-COPY_BYTES = 16 * 2**20  # copied at a time
+CACHE_FORMAT = 1  # raise it when the same recipe gives other pixels, so that older files are ignored
+FEATURE_DTYPE = np.dtype("<f2")
+COPY_BYTES = 16 * 2**20  # size of one copy
 
 
 def cache_root(given: Path | None) -> Path:
-    """Where caches lie: as given, else COMBEMB_CACHE, else `combemb` in XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder of caches: as given, COMBEMB_CACHE, or `combemb` in XDG_CACHE_HOME or ~/.cache."""
     own, users = os.environ.get("COMBEMB_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if given or own:
         return Path(given or str(own)).expanduser()
@@ -36,24 +36,24 @@ def cache_root(given: Path | None) -> Path:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The views of a file: the clean one, then those that `random` (augmentation and seed) gives."""
+    """The views in a file: the clean one, then those of `random` (augmentation and seed)."""
 
     n_views: int
     random: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """How the recipe's files begin."""
+        """Start of the names of its files."""
         return "clean" if self.n_views == 1 else f"{self.n_views}-views-{_digest(self.random)}"
 
     def n_shared(self, other: "Recipe") -> int:
-        """How many leading views are the same in both; the clean one always is."""
+        """Return how many leading views are the same in both; the clean one always is."""
         return min(self.n_views, other.n_views) if self.random == other.random else 1
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A finished file: x (V, N', F) a read-only memory map, of the N images those that could be read."""
+    """A finished file: x (V, N', F), a read-only memory map, of the N' images, of N, that could be read."""
 
     x: np.ndarray
     recipe: Recipe
@@ -62,13 +62,13 @@ class Stored:
 
     @property
     def rows(self) -> np.ndarray:
-        """(N',) positions of the images among the N."""
+        """Positions (N',) of the images among the N."""
         return np.delete(np.arange(self.n_images), list(self.broken))
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The files of the same images, seen by the same network at the same size. `holds` says which, as JSON."""
+    """The files of the same images, network and size, which `holds` identifies as JSON."""
 
     path: Path
     holds: dict[str, Any]
@@ -76,29 +76,29 @@ class Folder:
 
     @classmethod
     def of(cls, cache: Path | None, name: str, holds: dict[str, Any], n_images: int) -> Self:
-        """The folder in the cache; `name` helps a human who looks for it."""
-        holds = json.loads(json.dumps({"format": FORMAT, **holds}))  # as it will be read: a tuple is a list there
+        """Return the folder in the cache; `name` helps a human to find it."""
+        holds = json.loads(json.dumps({"format": CACHE_FORMAT, **holds}))  # as it is read back: tuples become lists
         plain = re.sub(r"[^\w.-]+", "-", name)[:80]
         return cls(cache_root(cache) / "features" / f"{plain}-{_digest(holds)}", holds, n_images)
 
     def best(self, recipe: Recipe) -> Stored | None:
-        """The finished file that shares most views with the recipe; a damaged one is passed over."""
+        """Return the finished file that shares most views with the recipe; damaged files are skipped."""
         there = filter(None, map(self._opened, sorted(self.path.glob("*.json"))))
         return max(there, key=lambda stored: stored.recipe.n_shared(recipe), default=None)
 
     def find(self, recipe: Recipe) -> Stored | None:
-        """A finished file that has all views of the recipe, and perhaps more."""
+        """Return a finished file that has all views of the recipe, if there is one."""
         stored = self.best(recipe)
         return stored if stored and stored.recipe.n_shared(recipe) == recipe.n_views else None
 
     def clear(self) -> None:
-        """Forget all files, finished or not; the records first, which give the others sense."""
+        """Delete all files, finished or not; the records first, because the others mean nothing without them."""
         for path in sorted(self.path.glob("[!.]*"), key=lambda path: path.suffix != ".json"):
             path.unlink(missing_ok=True)
 
     @contextmanager
     def alone(self, progress: bool | None) -> Iterator[None]:
-        """Keep other processes out of the folder, or wait until they are done."""
+        """Lock the folder against other processes, after they are done."""
         lock = FileLock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -110,10 +110,8 @@ class Folder:
                 lock.acquire()
             yield
         except OSError as error:
-            raise ValueError(
-                f"cannot keep features in {self.path}: {error.strerror or error}; make room there, or set "
-                "COMBEMB_CACHE to another folder"
-            ) from error
+            found = f"cannot store features in {self.path}: {error.strerror or error}"
+            raise ValueError(f"{found}; free some space there, or set COMBEMB_CACHE to another folder") from error
         finally:
             lock.release()
 
@@ -125,7 +123,7 @@ class Folder:
             recipe = Recipe(record["n_views"], record["random"])
             broken = {int(row): str(reason) for row, reason in record["broken"].items()}
             shape = (recipe.n_views, self.n_images - len(broken), record["n_features"])
-            is_whole = data.stat().st_size == record["bytes"] and x.shape == shape and x.dtype == DTYPE
+            is_whole = data.stat().st_size == record["bytes"] and x.shape == shape and x.dtype == FEATURE_DTYPE
             return Stored(x, recipe, self.n_images, broken) if is_whole and record["holds"] == self.holds else None
         except Exception:  # damaged files make json and numpy raise nearly anything
             return None
@@ -133,18 +131,23 @@ class Folder:
 
 @dataclass
 class Writer:
-    """A file under way: rows are written view by view, and now and then what is done so far is put on record.
+    """An unfinished file, written view by view, with a record of what is done so far.
 
-    It goes on where an earlier one stopped. The `.part` file has a row for every image; `finish` leaves out those that
-    are broken and makes it the `.npy`. Written, not assigned through a map: a full disk is then an error.
+    It resumes where an earlier one stopped. The `.part` file has a row for every image; `finish` removes those of
+    broken images and renames it to `.npy`. Writing through a memory map would kill the process on a full disk.
     """
 
     folder: Folder
     recipe: Recipe
     n_features: int
-    done: int = 0  # images, the broken ones included
+    done: int = 0  # number of images, including broken ones
     first_view: int = 0  # the views before it were copied from another file
     broken: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.part = self.folder.path / f"{self.recipe.name}.part"
+        self._record_path = self.part.with_suffix(".json")
+        self._row_bytes = self.n_features * FEATURE_DTYPE.itemsize
 
     def __enter__(self) -> Self:
         if not self._resume():
@@ -152,31 +155,25 @@ class Writer:
         self.file: BinaryIO = self.part.open("rb+")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    @property
-    def part(self) -> Path:
-        """The data under way."""
-        return self.folder.path / f"{self.recipe.name}.part"
-
     def write(self, view: int, start: int, block: np.ndarray) -> None:
-        """The features (n, F) of a view of the images from `start` on."""
-        self.file.seek(
-            len(self._header(self.folder.n_images)) + (view * self.folder.n_images + start) * self._row_bytes
-        )
-        self.file.write(np.ascontiguousarray(block, DTYPE).data)
+        """Write the features (n, F) of a view of the images from `start` on."""
+        N = self.folder.n_images
+        self.file.seek(len(self._header(N)) + (view * N + start) * self._row_bytes)
+        self.file.write(np.ascontiguousarray(block, FEATURE_DTYPE).data)
 
     def save(self) -> None:
-        """Data first, then the record that it is there."""
+        """Flush the data, then record that they are there."""
         self.file.flush()
         os.fsync(self.file.fileno())
         write_json(self._record_path, self._record())
 
     def finish(self) -> None:
-        """Make the file that others find. May be stopped and called again at any point."""
+        """Make the file that `find` returns. May be interrupted and called again at any point."""
         self.save()
-        self.file.close()  # Windows renames no open file
+        self.file.close()  # Windows cannot rename open files
         kept = np.delete(np.arange(self.folder.n_images), list(self.broken))
         if self.part.stat().st_size != self._bytes(len(kept)):
             self._squeeze(kept)
@@ -184,27 +181,19 @@ class Writer:
         self.part.replace(self.part.with_suffix(".npy"))
 
     def discard(self) -> None:
-        """Forget what is done."""
+        """Delete what is done."""
         if hasattr(self, "file"):
             self.file.close()
-        for path in (self._record_path, self.part, self.part.with_suffix(".npy")):  # first what gives the others sense
+        for path in (self._record_path, self.part, self.part.with_suffix(".npy")):  # the record first, as in `clear`
             path.unlink(missing_ok=True)
-
-    @property
-    def _record_path(self) -> Path:
-        return self.part.with_suffix(".json")
-
-    @property
-    def _row_bytes(self) -> int:
-        return self.n_features * DTYPE.itemsize
 
     def _bytes(self, n_rows: int) -> int:
         return len(self._header(n_rows)) + self.recipe.n_views * n_rows * self._row_bytes
 
     def _header(self, n_rows: int) -> bytes:
-        buffer = io.BytesIO()
-        shape = (self.recipe.n_views, n_rows, self.n_features)
-        np.lib.format.write_array_header_1_0(buffer, {"descr": DTYPE.str, "fortran_order": False, "shape": shape})
+        buffer, shape = io.BytesIO(), (self.recipe.n_views, n_rows, self.n_features)
+        header = {"descr": FEATURE_DTYPE.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(buffer, header)
         return buffer.getvalue()
 
     def _record(self) -> dict[str, Any]:
@@ -234,35 +223,35 @@ class Writer:
         return is_ours and (is_squeezed or size == self._bytes(N))
 
     def _start(self) -> None:
-        """A part without rows, or with the leading views of a file that has them too."""
+        """Start a part without rows, or with the leading views of a finished file that has them too."""
         self.discard()
         n_bytes, free = self._bytes(self.folder.n_images), shutil.disk_usage(self.folder.path).free
-        if n_bytes > free:
-            raise ValueError(
-                f"the features take {n_bytes / 1e6:,.0f} MB, but {self.folder.path} has {free / 1e6:,.0f} MB left; "
-                "make room, set COMBEMB_CACHE to a folder on another disk, or take fewer views"
-            )
-        source = self.folder.best(self.recipe)
-        self.done, self.first_view = 0, source.recipe.n_shared(self.recipe) if source else 0
-        self.broken = dict(source.broken) if source else {}
+        require(
+            n_bytes <= free,
+            f"the features take {n_bytes / 1e6:,.0f} MB, but {self.folder.path} has {free / 1e6:,.0f} MB left; "
+            "free some space, set COMBEMB_CACHE to a folder on another disk, or use fewer views",
+        )
+        stored = self.folder.best(self.recipe)
+        self.done, self.first_view = 0, stored.recipe.n_shared(self.recipe) if stored else 0
+        self.broken = dict(stored.broken) if stored else {}
         with self.part.open("wb") as self.file:
             self.file.write(self._header(self.folder.n_images))
             self.file.truncate(n_bytes)
-            for view in range(self.first_view):
-                assert source is not None
-                self._copy(source, view)
+            if stored:
+                for view in range(self.first_view):
+                    self._copy(stored, view)
             self.save()
 
-    def _copy(self, source: Stored, view: int) -> None:
-        rows, step = source.rows, max(1, COPY_BYTES // self._row_bytes)
+    def _copy(self, stored: Stored, view: int) -> None:
+        rows, step = stored.rows, max(1, COPY_BYTES // self._row_bytes)
         for start in range(0, self.folder.n_images, step):
-            block = np.zeros((min(step, self.folder.n_images - start), self.n_features), DTYPE)
+            block = np.zeros((min(step, self.folder.n_images - start), self.n_features), FEATURE_DTYPE)
             low, high = np.searchsorted(rows, (start, start + len(block)))
-            block[rows[low:high] - start] = source.x[view, low:high]
+            block[rows[low:high] - start] = stored.x[view, low:high]
             self.write(view, start, block)
 
     def _squeeze(self, kept: np.ndarray) -> None:
-        """Leave out the rows of the broken images."""
+        """Remove the rows of broken images."""
         x = np.lib.format.open_memmap(self.part, mode="r")
         squeezed = self.part.with_suffix(".squeezed")
         with squeezed.open("wb") as file:

@@ -1,19 +1,21 @@
-"""The map from embeddings as given to the features that every deep method's head sees."""
+"""The map from embeddings to the features that the heads of deep methods work on."""
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-RIDGE = 1.0  # added to the scatter within classes, in units of its mean variance
+from combemb.system.arrays import unit_rows
+from combemb.system.errors import require
+
+RIDGE = 1.0  # added to the diagonal of the scatter within classes, in units of its mean variance
 
 
 class FeatureMap(nn.Module):
-    """Unit length, standardised, rotated to principal components, scaled so that the first has variance one.
+    """Scale to unit length, standardise, rotate to principal components, of which the first gets variance one.
 
-    A head on raw features has to learn their scales first; this one is fitted once, without labels, and saved with the
-    model.
+    A head on raw features would have to learn their scales first. The map is fitted once, without labels, and saved
+    with the model.
     """
 
     mean: Tensor
@@ -26,22 +28,16 @@ class FeatureMap(nn.Module):
 
     @property
     def n_features(self) -> int:
-        """F', what the head sees."""
+        """Number of features F' after the map."""
         return self.components.shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (n, F) -> (n, F') with F' <= F."""
+        """Map x (n, F) to (n, F') with F' <= F."""
         return (unit_rows(x) - self.mean) @ self.components
 
 
-def unit_rows(x: Tensor) -> Tensor:
-    """Rows scaled to length one, also where their squares overflow; zero rows stay zero."""
-    largest = x.abs().amax(dim=1, keepdim=True)
-    return functional.normalize(x / largest.where(largest > 0, 1.0), dim=1)
-
-
 def moments(chunks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean (F,) and covariance (F, F) in float64 of rows given in chunks (n, F)."""
+    """Return mean (F,) and covariance (F, F) in float64 of rows given in chunks (n, F)."""
     n, total, products = 0, torch.tensor(0.0), torch.tensor(0.0)
     for chunk in chunks:
         rows = chunk.double()
@@ -53,14 +49,14 @@ def moments(chunks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def fit_feature_map(chunks: Iterable[Tensor], max_features: int) -> FeatureMap:
-    """Fit on the clean view of all items, given in chunks (n, F), with memory for F x F numbers only."""
+    """Fit on the clean views of all items, given in chunks (n, F); needs memory for F x F numbers only."""
     mean, covariance = moments(unit_rows(chunk) for chunk in chunks)
     variance = covariance.diagonal().clamp(min=0)
-    if variance.max() < 1e-10:
-        raise ValueError(
-            "scaled to unit length, all items have the same features (one feature only, or lengths that overflow?); "
-            "give features that differ in direction, for example centred ones"
-        )
+    require(
+        not variance.max() < 1e-10,
+        "scaled to unit length, all items have the same features (one feature only, or lengths that overflow?); "
+        "give features that differ in direction, for example centred ones",
+    )
     spread = torch.where(variance > 1e-10 * variance.max(), variance, torch.inf).sqrt()  # constant features drop out
     values, vectors = torch.linalg.eigh(covariance / torch.outer(spread, spread))
     keep = values.argsort(descending=True)[:max_features]
@@ -72,10 +68,10 @@ def fit_feature_map(chunks: Iterable[Tensor], max_features: int) -> FeatureMap:
 
 
 def discriminant_map(labelled: Tensor, membership: Tensor, some: Tensor, n_features: int) -> Tensor:
-    """Directions in which classes differ more than their items: whiten within classes, then principal components.
+    """Return directions (F, d), d <= n_features, in which classes differ more than their items.
 
-    labelled (n, F) with membership (n, C), rows summing to one; some (s, F) of all items, labelled or not, since
-    classes without labels have directions of their own. Returns (F, d), d <= n_features.
+    Whitens within the classes of labelled (n, F), whose membership (n, C) has rows that sum to one, and takes the
+    principal components of some (s, F) of all items, because classes without labels have their own directions.
     """
     weights = membership / membership.sum(dim=0).clamp(min=1e-12)  # (n, C), columns sum to one
     residual = labelled - membership @ (weights.T @ labelled)

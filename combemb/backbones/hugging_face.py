@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from combemb.backbones.base import Backbone, first_of
+from combemb.system.errors import require
 
-NO_SETTINGS = ("_name_or_path", "transformers_version")  # of a model's configuration
+IGNORED_CONFIG = ("_name_or_path", "transformers_version")  # do not decide the features
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "first token": lambda x: x[:, 0],
     "mean of tokens": lambda x: x.mean(dim=1),
@@ -25,22 +26,21 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 class HuggingFace(Backbone):
     """A vision model by its name on the hub or its folder: ViT, DINOv2, CLIP, SigLIP, ResNet, ConvNeXt and others.
 
-    Stages are `embeddings` and one per layer of the encoder, the last with the final norm and pooling. This order is
-    guessed from the names of the parts and believed if it gives the model's own vector for a random picture. Else the
-    whole model is the only stage, `model`, and so the last one; `stage_names` and the printed backbone show it.
+    Stages are `embeddings` and one per layer of the encoder, the last with the final norm and pooling. They are guessed
+    from the names of the parts and accepted if they reproduce the model's own vector for a random picture. Otherwise
+    the whole model is the only stage, `model`; `stage_names` and the printed backbone show it.
 
-    The vector is the model's `pooler_output`, but for ViT's dense pooler, which many checkpoints have no weights for:
-    there it is the first token. Pixels are scaled as preprocessor_config.json says; without it, to -1..1 and with a
-    warning.
+    The vector is the model's `pooler_output`; for ViT's dense pooler, for which many checkpoints have no weights, it is
+    the first token. Pixels are scaled as in preprocessor_config.json; without it, to -1..1 and with a warning.
     """
 
     has_weights = True
 
-    def __init__(self, source: str):
-        model, settings = load(source)
+    def __init__(self, model_name: str):
+        model, settings = load(model_name)
         super().__init__(*pixel_scale(settings))
-        self.name = f"hf:{source}"
-        config = {key: value for key, value in model.config.to_dict().items() if key not in NO_SETTINGS}
+        self.name = f"hf:{model_name}"
+        config = {key: value for key, value in model.config.to_dict().items() if key not in IGNORED_CONFIG}
         self.settings = json.dumps(config, sort_keys=True, default=str)
         self.default_size = image_side(settings, model.config)
         self.min_size = side(getattr(model.config, "patch_size", None)) or self.min_size
@@ -54,46 +54,45 @@ class HuggingFace(Backbone):
         self.train()
 
 
-def load(source: str) -> tuple[Any, dict[str, Any]]:
-    """The vision model of a hub name or a folder in float32, and its image processor's settings if it has any."""
+def load(name: str) -> tuple[Any, dict[str, Any]]:
+    """Load a vision model in float32 from the hub or a folder, and the settings of its image processor if any."""
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
-        raise ValueError(f"hf:{source} needs transformers ({error}); pip install combemb[hf]") from error
-    where = {"pretrained_model_name_or_path": source, "local_files_only": Path(source).is_dir()}
+        raise ValueError(f"hf:{name} needs transformers ({error}); pip install combemb[hf]") from error
+    where = {"pretrained_model_name_or_path": name, "local_files_only": Path(name).is_dir()}
     log = transformers.utils.logging
     verbosity, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.disable_progress_bar()
-    log.set_verbosity_error()  # it reports heads that are not used here; what is missing is looked at below
+    log.set_verbosity_error()  # it reports unused heads; missing tensors are checked below
     try:
-        model, report = transformers.AutoModel.from_pretrained(
-            **where, trust_remote_code=False, output_loading_info=True
-        )
+        how = {"trust_remote_code": False, "output_loading_info": True}
+        model, report = transformers.AutoModel.from_pretrained(**where, **how)
     except Exception as error:  # an unknown name, no network, a damaged file, shapes that do not fit
         reason = (str(error) or repr(error)).splitlines()[0]
-        raise ValueError(f"cannot load hf:{source}: {reason}; give a model's name on the hub or its folder") from error
+        raise ValueError(f"cannot load hf:{name}: {reason}; give a model's name on the hub or its folder") from error
     finally:
         log.set_verbosity(verbosity)
         if has_bars:
             log.enable_progress_bar()
     missing = [key for key in report["missing_keys"] if "pooler" not in key.split(".")]
-    if missing:
-        raise ValueError(f"the files of hf:{source} lack {len(missing)} tensors ({first_of(missing)}); get them again")
-    model = getattr(model, "vision_model", model)  # one half of CLIP and its kind
-    if model.main_input_name != "pixel_values":
-        raise ValueError(f"hf:{source} is no vision model: it reads {model.main_input_name}, not pixel_values")
+    n = len(missing)
+    require(n == 0, f"the files of hf:{name} lack {n} tensors ({first_of(missing)}); download them again")
+    model = getattr(model, "vision_model", model)  # one half of models such as CLIP
+    reads = model.main_input_name
+    require(reads == "pixel_values", f"hf:{name} is not a vision model: it reads {reads}, not pixel_values")
     try:
         settings, _ = transformers.ImageProcessingMixin.get_image_processor_dict(**where)
-    except OSError as error:  # it has none, or none that could be fetched
-        warnings.warn(f"hf:{source} has no image processor; pixels are scaled to -1..1 ({error})", stacklevel=4)
+    except OSError as error:  # it has none, or none that could be downloaded
+        warnings.warn(f"hf:{name} has no image processor; pixels are scaled to -1..1 ({error})", stacklevel=4)
         settings = {}
     if hasattr(model.config, "mask_ratio"):
-        model.config.mask_ratio = 0.0  # a masked autoencoder gets to see the whole picture
+        model.config.mask_ratio = 0.0  # show a masked autoencoder the whole picture
     return model.float(), settings
 
 
 def pixel_scale(settings: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation in units of a pixel, (p - mean) / std, of an image processor's settings."""
+    """Return mean and standard deviation in units of a pixel, (p - mean) / std, of an image processor."""
     rescale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
     if settings.get("do_normalize", True):
         mean, std = settings.get("image_mean") or (0.5,) * 3, settings.get("image_std") or (0.5,) * 3
@@ -103,13 +102,13 @@ def pixel_scale(settings: dict[str, Any]) -> tuple[tuple[float, ...], tuple[floa
 
 
 def image_side(settings: dict[str, Any], config: Any) -> int:
-    """The side of the images after the model's own resizing and cropping; 224 if nothing tells it."""
+    """Return the side of the images after the model's own resizing and cropping; 224 if unknown."""
     crop = settings.get("crop_size") if settings.get("do_center_crop", True) else None
     return side(crop) or side(settings.get("size")) or side(getattr(config, "image_size", None)) or 224
 
 
 def side(size: Any) -> int | None:
-    """The shorter side of a size in one of the forms that configurations use."""
+    """Return the shorter side of a size in any form that configurations use."""
     if isinstance(size, dict):
         size = [size[key] for key in ("height", "width", "shortest_edge") if size.get(key)]
     return min(size, default=None) if isinstance(size, list | tuple) else size
@@ -127,7 +126,7 @@ class WholeModel(nn.Module):
         self.has_class_token = any("cls_token" in name or "class_emb" in name for name, _ in model.named_parameters())
 
     def forward(self, x: Tensor) -> Tensor:
-        """pooler_output, else the first token, else the mean."""
+        """Return the pooler_output if there is one, otherwise the first token, otherwise the mean."""
         output = self.model(x, **self.options)
         pooled = output.get("pooler_output")
         if pooled is not None:
@@ -148,35 +147,35 @@ class Part(nn.Module):
         self.options = options(module)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the part makes of x."""
+        """Run the part."""
         output = self.module(x, *self.nones, **self.options)
         return cast(Tensor, output[0] if isinstance(output, tuple) else output)
 
 
 class Pool(nn.Module):
-    """One vector of tokens (B, T, C) or maps (B, C, h, w)."""
+    """Pools tokens (B, T, C) or maps (B, C, h, w) to vectors (B, C)."""
 
     def __init__(self, kind: str):
         super().__init__()
         self.kind = kind
 
     def extra_repr(self) -> str:
-        """Shown when the backbone is printed."""
+        """Show the kind when the backbone is printed."""
         return self.kind
 
     def forward(self, x: Tensor) -> Tensor:
-        """-> (B, C)."""
+        """Pool x."""
         return POOLS[self.kind](x)
 
 
 def options(module: nn.Module) -> dict[str, bool]:
-    """Position embeddings follow the size of the image where the module can do that."""
+    """Return options that adapt position embeddings to the size of the image, if the module has any."""
     known = inspect.signature(module.forward).parameters
     return {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in known else {}
 
 
 def split(model: Any, picture: Tensor, vectors: Tensor) -> dict[str, nn.Module] | None:
-    """Stages that give these vectors for this picture, or None if the model's structure is not understood."""
+    """Return stages that compute these vectors of this picture, or None if the structure is not understood."""
     embeddings = child(model, "embeddings", "embedder")
     layers = child(getattr(model, "encoder", model), "layers", "layer", "stages")
     if embeddings is None or not isinstance(layers, nn.ModuleList):
@@ -193,7 +192,7 @@ def split(model: Any, picture: Tensor, vectors: Tensor) -> dict[str, nn.Module] 
 
 
 def tails(model: Any) -> Iterator[nn.Sequential]:
-    """What may follow the last layer: the final norm before or after a pooling, or none."""
+    """Yield what may follow the last layer: the final norm before or after a pooling, or no norm."""
     norm = child(model, "layernorm", "post_layernorm", "norm")
     own = child(model, "head", "pooler")
     pools: list[nn.Module] = [Pool(kind) for kind in POOLS]
@@ -205,12 +204,12 @@ def tails(model: Any) -> Iterator[nn.Sequential]:
 
 
 def child(module: nn.Module, *names: str) -> nn.Module | None:
-    """The first of these that the module has."""
+    """Return the first child with one of these names."""
     return next((part for name, part in module.named_children() if name in names), None)
 
 
 def attempt(module: nn.Module, x: Tensor | None) -> Tensor | None:
-    """What the module makes of x, or None if it was not meant for it: foreign code may raise anything then."""
+    """Return the module's output, or None if it does not accept x: foreign code may raise anything then."""
     try:
         return cast(Tensor, module(x))
     except Exception:

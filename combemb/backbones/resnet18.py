@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from combemb.backbones.base import Backbone
+from combemb.system.errors import require
 
 
 class ResNet18(Backbone):
@@ -17,8 +18,7 @@ class ResNet18(Backbone):
     min_size = 8
 
     def __init__(self, width: int = 64):
-        if width < 1:
-            raise ValueError(f"width={width}; a network needs at least one channel")
+        require(width > 0, f"width={width}; a network needs at least one channel")
         super().__init__()
         self.n_features = 8 * width
         self.stages["stem"] = nn.Sequential(_conv(3, width), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
@@ -34,8 +34,8 @@ class ResNet18(Backbone):
 class Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes.
 
-    The shortcut takes its stride before the convolution: torch's backward pass of a 1x1 convolution with a stride
-    writes outside its memory on CPUs where channels are few (oneDNN's issue 6035).
+    The shortcut is subsampled before the convolution: torch's backward pass of a strided 1x1 convolution with few
+    channels writes outside its memory on CPUs (oneDNN's issue 6035).
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1):

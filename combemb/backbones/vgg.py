@@ -1,4 +1,4 @@
-"""The small VGG of GPQ, whose vector holds the means of its last two blocks."""
+"""The small VGG of GPQ, whose vector consists of the means of its last two blocks."""
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512))  # output chan
 class VGG(Backbone):
     """Jang and Cho, "Generalized product quantization" (CVPR 2020); F = 768.
 
-    Max pooling ends blocks 1 to 3, as in the authors' release, so that 32 pixels become 4x4 positions in the last two
-    blocks. Features are the means over the positions of block 4 (512) and, beside it, of the pooled block 3 (256).
+    Blocks 1 to 3 end with max pooling, as in the authors' release, so that 32 pixels become 4x4 positions. Features are
+    the means over the positions of block 4 (512) and of the pooled block 3 (256).
     """
 
     name = "vgg"
@@ -26,7 +26,7 @@ class VGG(Backbone):
         for i, block in enumerate(BLOCKS):
             chain = nn.Sequential()
             for outputs in block:
-                conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)  # the batch norm has the bias
+                conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)  # the batch norm adds one
                 chain.extend([conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)])
                 inputs = outputs
             if i < len(BLOCKS) - 1:

@@ -68,4 +68,4 @@ def own_process() -> None:
     """Allow tuning of malloc while features are extracted: this process is ours, unlike one that imports a library."""
     from combemb.system import machine
 
-    getattr(machine, "own_process", lambda: None)()
+    machine.own_process()

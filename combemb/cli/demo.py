@@ -13,7 +13,7 @@ from combemb.cli.options import Overwrite, Quiet
 if TYPE_CHECKING:
     import numpy as np
 
-    from combemb.data.datasets import Source
+    from combemb.data.datasets import Dataset
 
 BITS = 24
 PICTURE = "search.png"
@@ -80,7 +80,7 @@ def demo(
         tell(f"{folder / PICTURE} shows searches with novel digits")
 
 
-def _draw(path: Path, digits: Source, queries: np.ndarray, hits: np.ndarray) -> None:
+def _draw(path: Path, digits: Dataset, queries: np.ndarray, hits: np.ndarray) -> None:
     """Draw one row per query: the query, then its hits, framed in green if they are right and in red if not."""
     from matplotlib.figure import Figure
 

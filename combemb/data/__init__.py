@@ -22,4 +22,4 @@ __all__ = [
     "sources",
 ]
 
-sources = datasets  # the name that the README uses
+sources = datasets  # the former name

@@ -1,4 +1,4 @@
-"""Views of images in the way of SimCLR: random crops, mirrored or not, in other colours. View 0 is the clean one."""
+"""Augmented views of images as in SimCLR: random crop, flip and colour. View 0 is the clean image."""
 
 import math
 from collections.abc import Sequence
@@ -8,23 +8,31 @@ import numpy as np
 from PIL import Image
 
 from combemb.data.images import Images
+from combemb.system.errors import require
 
-REDUCING_GAP = 1.5  # Pillow may first average squares of pixels, while the image stays this many times too large
+REDUCING_GAP = 1.5  # Pillow may first average blocks of pixels while the image stays this many times larger
 BLUR = (0.1, 2.0)  # range of the width (σ) of a blur in pixels, as in SimCLR
 
-# The columns of an array of steps, and a row of it that changes nothing. Hue is in turns of the colour circle, blur is
-# the σ in pixels (0: none), grey is 0 or 1; the others are factors.
+# Columns of an array of colour steps, and the row that changes nothing. Hue is in turns of the colour circle, blur is σ
+# in pixels (0: none), grey is 0 or 1; the others are factors.
 STEPS = ("brightness", "contrast", "saturation", "hue", "grey", "blur")
 NO_STEPS = np.array([1, 1, 1, 0, 0, 0], np.float32)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How strongly views differ from the clean image; the defaults are SimCLR's for small images, with milder crops.
+    """Strength of the augmentation; the defaults are SimCLR's for small images, with milder crops.
 
-    crop_area: lowest share of the image's area in a crop. crop_ratio: width / height lies between it and its inverse.
-    flip, colour_probability, grey, blur: the probability of each. colour: brightness, contrast and saturation change by
-    factors in 1 ± colour, the hue by up to colour / 4 of a turn.
+    Parameters
+    ----------
+    crop_area : float
+        Smallest share of the image's area in a crop.
+    crop_ratio : float
+        Smallest width / height of a crop; the largest is its inverse.
+    colour : float
+        Brightness, contrast and saturation change by factors in 1 ± colour, the hue by up to colour / 4 of a turn.
+    flip, colour_probability, grey, blur : float
+        Probability of each step.
     """
 
     crop_area: float = 0.3
@@ -44,7 +52,7 @@ class Augmentation:
 
 
 def clean_window(image: Image.Image, size: int) -> np.ndarray:
-    """The square in the middle, (size, size, 3) uint8."""
+    """Return the square in the middle, (size, size, 3) uint8."""
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
@@ -52,9 +60,9 @@ def clean_window(image: Image.Image, size: int) -> np.ndarray:
 
 
 def random_window(image: Image.Image, size: int, augmentation: Augmentation, rng: np.random.Generator) -> np.ndarray:
-    """A random part of the image, perhaps mirrored, (size, size, 3) uint8.
+    """Return a random crop, possibly mirrored, (size, size, 3) uint8.
 
-    Area and ratio of the sides are drawn first; a crop that is then wider or higher than the image shrinks to fit.
+    Area and ratio are drawn first; a crop wider or higher than the image then shrinks to fit.
     """
     across, down, area, ratio, flip = rng.random(5)
     width, height = image.size
@@ -62,14 +70,14 @@ def random_window(image: Image.Image, size: int, augmentation: Augmentation, rng
     ratio = augmentation.crop_ratio ** (2 * ratio - 1)
     wide, high = math.sqrt(width * height * area * ratio), math.sqrt(width * height * area / ratio)
     shrink = min(1, width / wide, height / high)
-    wide, high = min(wide * shrink, width), min(high * shrink, height)  # rounding must not lead out of the image
+    wide, high = min(wide * shrink, width), min(high * shrink, height)  # rounding must not leave the image
     left, top = across * (width - wide), down * (height - high)
     window = _resized(image, (left, top, min(left + wide, width), min(top + high, height)), size)
     return window[:, ::-1] if flip < augmentation.flip else window
 
 
 def random_steps(augmentation: Augmentation, rng: np.random.Generator) -> np.ndarray:
-    """One row of STEPS, drawn at random."""
+    """Draw one row of STEPS."""
     jitter, grey, blur, width = rng.random(4)
     shift = augmentation.colour * rng.uniform(-1, 1, 4)
     steps = NO_STEPS.copy()
@@ -92,16 +100,13 @@ class Views:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size={self.size}; give the side of a view in pixels, at least 1")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}; give 0 or more")
+        require(self.size > 0, f"size={self.size}; give the side of a view in pixels, at least 1")
+        require(self.seed >= 0, f"seed={self.seed}; give 0 or more")
 
     def read(self, i: int, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Some views of image i, whose file is decoded once: windows (n, size, size, 3) uint8 and STEPS to do (n, 6).
+        """Decode image i once and return some of its views: windows (n, size, size, 3) uint8 and STEPS (n, 6).
 
-        The clean view also comes from twice the size, so that it is the same alone and beside others. BrokenImage if
-        there is no image.
+        The clean view is cut from twice the size too, so that it does not depend on which others are read.
         """
         image = self.images.read(i, at_least=2 * self.size)
         windows = np.empty((len(numbers), self.size, self.size, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""Colour steps of augmented views, for many views at once, with numbers of its own for each."""
+"""Colour steps of augmented views, for many views at once, each with its own strengths."""
 
 import math
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from combemb.data.augmentation import NO_STEPS
 
-CHUNK_NUMBERS = 2**18  # of pixels worked on at a time on a CPU: what stays in its cache
+CHUNK_NUMBERS = 2**18  # a CPU works on this many numbers at a time, so that they stay in its cache
 
 
 def coloured(windows: Tensor, steps: Tensor) -> Tensor:
-    """Do the STEPS of each window: brightness, contrast, saturation, hue, grey, blur, in this order.
+    """Apply the STEPS of each window: brightness, contrast, saturation, hue, grey, blur, in this order.
 
     windows (B, size, size, 3) uint8, steps (B, 6) -> (B, 3, size, size) float32 in 0..255, channels last in memory.
     Windows without steps keep their values exactly.
@@ -25,10 +25,10 @@ def coloured(windows: Tensor, steps: Tensor) -> Tensor:
 
 
 def shifted_hue(x: Tensor, turns: Tensor) -> Tensor:
-    """Move the hue by a part of the colour circle, as in HSV: value and saturation stay. x (B, 3, H, W) in 0..1.
+    """Rotate the hue by `turns` of the colour circle, as in HSV: value and saturation stay. x (B, 3, H, W) in 0..1.
 
-    With hue h in sixths of the circle, value v and chroma c, a channel of HSV is v - c·clip(min(k, 4 - k), 0, 1) for
-    k = (h + 5, 3, 1) mod 6. Saturation and masks per sixth, which a way through HSV computes, are not needed.
+    With hue h in sixths of the circle, value v and chroma c, a channel is v - c·clip(min(k, 4 - k), 0, 1) for
+    k = (h + 5, 3, 1) mod 6, which is cheaper than a conversion to HSV and back.
     """
     red, green, blue = x.unbind(1)
     value = x.amax(dim=1)
@@ -42,8 +42,8 @@ def shifted_hue(x: Tensor, turns: Tensor) -> Tensor:
 
 
 def _changed(x: Tensor, steps: Tensor) -> Tensor:
-    """x (b, 3, H, W) in 0..1 after its steps."""
-    import kornia  # noqa: PLC0415 - a run that finds its features in the cache starts sooner without
+    """Return x (b, 3, H, W) in 0..1 after its steps."""
+    import kornia  # noqa: PLC0415 - slow, and not needed where features are cached
 
     brightness, contrast, saturation, hue, grey, sigma = steps.unbind(1)
     x = kornia.enhance.adjust_brightness_accumulative(x, brightness)

@@ -1,41 +1,54 @@
-"""Images as a user has them: files of any size, or an array; read one at a time, upright and in RGB."""
+"""Images as files of any size or as an array, read one at a time, upright and in RGB."""
 
 import hashlib
 import os
 import threading
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-# Pillow names these formats but cannot show them, or hands them to another program (EPS).
-NO_PICTURES = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
-FREQUENT = ("JPEG", "PNG")
-PHOTOS = frozenset(  # of phones and cameras, which Pillow cannot read without help
-    {".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"}
-)
-MOST_BROKEN = 0.1  # of the images
-HASH_BYTES = 16 * 2**20  # of pixels hashed at a time
+from combemb.system.errors import require
+
+# Pillow lists these formats but cannot decode them, or calls another program to do it (EPS).
+SKIPPED_FORMATS = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
+FREQUENT_FORMATS = ("JPEG", "PNG")
+# Photos of phones and cameras that Pillow cannot read: they count as broken, so that no class vanishes silently.
+UNREADABLE_PHOTOS = {".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"}
+MAX_BROKEN_SHARE = 0.1  # more broken images mean a wrong folder or a failing disk
+HASH_BYTES = 16 * 2**20  # pixels are hashed in chunks of this size
 
 
 class BrokenImage(ValueError):
-    """A file that holds no whole image; the message is the reason."""
+    """An image that cannot be decoded; the message is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """N images with what is known of them. Either `pixels` or `files` is there.
+    """N images, either `pixels` or `files`, with their ids, labels and split.
 
-    pixels: (N, H, W, 3) uint8, possibly a memory map. files: N paths, which need not be images before they are read.
-    ids: (N,) str or int, how a user finds an image again; for files the path as it was given.
-    labels: (N,) str with None, or (N, C) of 0/1 with rows of -1; `class_names` (C,) are then the columns' names.
-    is_test: (N,) bool, where the data have a part to test on.
+    Parameters
+    ----------
+    pixels : array or memory map (N, H, W, 3) of uint8, optional
+    files : sequence of N paths, optional
+    ids : array (N,) of str or int, optional
+        Names by which the user finds an image again; for files the path as it was given.
+    labels : array, optional
+        (N,) str with None if unlabelled, or (N, C) of 0/1 with rows of -1.
+    class_names : array (C,), optional
+        The sorted classes, or the names of the columns of `labels`.
+    is_test : array (N,) of bool, optional
+
+    Examples
+    --------
+    >>> images = Images(pixels=np.zeros((5, 32, 48, 3), np.uint8), ids=np.array(list("abcde")))
+    >>> images.read(0).size, images.take([3, 1]).ids.tolist()
+    ((48, 32), ['d', 'b'])
     """
 
     pixels: np.ndarray | None = None
@@ -46,32 +59,40 @@ class Images:
     is_test: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        if (self.pixels is None) == (self.files is None):
-            raise ValueError("give either pixels (N, H, W, 3) or files, exactly one of the two")
+        is_one = (self.pixels is None) != (self.files is None)
+        require(is_one, "give either pixels (N, H, W, 3) or files, exactly one of the two")
         if self.pixels is not None:
             _check_pixels(self.pixels)
-        if isinstance(self.files, str | Path):
-            raise ValueError(f"files is the one path {str(self.files)!r}; give a list of paths")
-        if len(self) == 0:
-            raise ValueError("there are no images; give at least one")
+        is_path = isinstance(self.files, str | Path)
+        require(not is_path, f"files is the one path {str(self.files)!r}; give a list of paths")
+        require(len(self) > 0, "there are no images; give at least one")
         for name in ("ids", "labels", "is_test"):
             rows = getattr(self, name)
             if rows is not None and np.shape(rows)[:1] != (len(self),):
                 raise ValueError(f"{name} have shape {np.shape(rows)} for {len(self)} images; give one per image")
-        if self.is_test is not None and self.is_test.dtype != bool:
-            raise ValueError(f"is_test has dtype {self.is_test.dtype}; give bool")
+        if self.is_test is not None:
+            require(self.is_test.dtype == bool, f"is_test has dtype {self.is_test.dtype}; give bool")
         if self.labels is not None and self.labels.ndim == 2:
-            n_names = 0 if self.class_names is None else len(self.class_names)
-            if n_names != self.labels.shape[1]:
-                raise ValueError(f"there are {n_names} class_names for labels of shape {self.labels.shape}")
+            n, shape = 0 if self.class_names is None else len(self.class_names), self.labels.shape
+            require(n == shape[1], f"there are {n} class_names for labels of shape {shape}")
 
     def __len__(self) -> int:
         return len(self.pixels if self.pixels is not None else self.files or ())
 
     def read(self, i: int, at_least: int = 0) -> Image.Image:
-        """Image i in RGB, upright; transparent parts become white. BrokenImage if it cannot be decoded whole.
+        """Decode image i, or raise `BrokenImage` if that fails.
 
-        at_least: a JPEG may come smaller, by 2, 4 or 8, while both sides keep this many pixels; 0 keeps the full size.
+        Parameters
+        ----------
+        i : int
+            Position of the image.
+        at_least : int
+            If above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size while both sides keep this many pixels.
+
+        Returns
+        -------
+        PIL.Image.Image
+            RGB, upright, with transparent parts white.
         """
         if self.pixels is not None:
             return Image.fromarray(np.asarray(self.pixels[i]))
@@ -79,30 +100,34 @@ class Images:
         return _read_file(Path(self.files[i]), at_least)
 
     def name(self, i: int) -> str:
-        """How a user finds image i again."""
+        """Return the id of image i, for messages."""
         ids = self.files if self.ids is None else self.ids
         return f"image {i}" if ids is None else str(ids[i])
 
     def take(self, rows: np.ndarray) -> "Images":
-        """The images of these rows (ints, or a bool mask over all N), with all that is known of them."""
+        """Return some of the images, with their ids, labels and split.
+
+        Parameters
+        ----------
+        rows : array of int, or mask (N,) of bool
+
+        Returns
+        -------
+        Images
+        """
         rows = np.asarray(rows)
         if rows.dtype == bool and rows.shape == (len(self),):
             rows = np.flatnonzero(rows)
-        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows) > 0):
-            raise ValueError(
-                f"rows have shape {rows.shape} and dtype {rows.dtype}; give ints, or bool of shape ({len(self)},)"
-            )
+        found = f"rows have shape {rows.shape} and dtype {rows.dtype}; give ints, or bool of shape ({len(self)},)"
+        require(rows.ndim == 1 and (rows.dtype.kind in "iu" or len(rows) == 0), found)
         rows = rows.astype(np.int64)
-        taken: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("pixels", "ids", "labels", "is_test"):
-            taken[name] = None if taken[name] is None else taken[name][rows]
-        if self.files is not None:
-            taken["files"] = [self.files[row] for row in rows.tolist()]
-        return Images(**taken)
+        names = [name for name in ("pixels", "ids", "labels", "is_test") if getattr(self, name) is not None]
+        files = None if self.files is None else [self.files[row] for row in rows.tolist()]
+        return replace(self, files=files, **{name: getattr(self, name)[rows] for name in names})
 
     @property
     def known_labels(self) -> np.ndarray | None:
-        """The labels that may be learned from: those of a part to test on are hidden."""
+        """The labels to learn from: those of test images are hidden."""
         if self.labels is None or self.is_test is None:
             return self.labels
         known = self.labels.astype(object) if self.labels.ndim == 1 else self.labels.copy()
@@ -111,10 +136,7 @@ class Images:
 
     @property
     def key(self) -> str:
-        """Hex digest that changes with every pixel of an array, or with the path, size and times of each file.
-
-        Files are not opened, labels do not count, and a missing file is part of the key too.
-        """
+        """Hex digest of all pixels of an array, or of the path, size and times of each file; labels do not count."""
         if self.files is None:
             return self._key_of_pixels
         digest = hashlib.blake2b(digest_size=16)
@@ -124,7 +146,7 @@ class Images:
 
     @cached_property
     def _key_of_pixels(self) -> str:
-        """Read once: arrays may be large, and unlike files they are seldom changed under way."""
+        """Computed once: arrays may be large, and unlike files they seldom change in between."""
         assert self.pixels is not None
         digest = hashlib.blake2b(repr(self.pixels.shape).encode(), digest_size=16)
         step = max(1, HASH_BYTES // self.pixels[0].nbytes)
@@ -134,25 +156,24 @@ class Images:
 
 
 def refuse_many_broken(broken: dict[int, str], images: Images) -> None:
-    """ValueError if more than a tenth of the images are broken. broken: position -> reason."""
-    if len(broken) > MOST_BROKEN * len(images):
+    """Raise a ValueError if more than a tenth of the images are broken. broken: position -> reason."""
+    if len(broken) > MAX_BROKEN_SHARE * len(images):
         first = "; ".join(f"{images.name(row)}: {reason}" for row, reason in list(broken.items())[:3])
-        raise ValueError(
-            f"at least {len(broken)} of {len(images)} images cannot be read, more than {MOST_BROKEN:.0%}, such as "
-            f"{first}; mend them or leave them out"
-        )
+        found = f"at least {len(broken)} of {len(images)} images cannot be read, more than {MAX_BROKEN_SHARE:.0%}"
+        raise ValueError(f"{found}, such as {first}; fix them or leave them out")
 
 
 @cache
 def image_suffixes() -> frozenset[str]:
-    """The lower-case endings of files that may be images, such as `.jpg`; of photos also those that cannot be read."""
-    return PHOTOS | {suffix for suffix, name in Image.registered_extensions().items() if name in _formats()}
+    """Return the lower-case suffixes of image files, such as `.jpg`, including photos that Pillow cannot read."""
+    known = {suffix for suffix, name in Image.registered_extensions().items() if name in _formats()}
+    return frozenset(UNREADABLE_PHOTOS | known)
 
 
 def looks_like_image(file: Path) -> bool:
-    """Whether a file begins like an image; it may yet be broken."""
+    """Return whether a file starts like an image; it may still be broken."""
     try:
-        with _silence, Image.open(file, formats=_formats()):
+        with _silence(), Image.open(file, formats=_formats()):
             return True
     except Exception:  # damaged files make Pillow raise nearly anything
         return False
@@ -161,13 +182,13 @@ def looks_like_image(file: Path) -> bool:
 @cache
 def _formats() -> tuple[str, ...]:
     Image.init()
-    known = [name for name in Image.ID if name not in NO_PICTURES]
-    return tuple(sorted(known, key=lambda name: name not in FREQUENT))  # they are tried in this order
+    known = [name for name in Image.ID if name not in SKIPPED_FORMATS]
+    return tuple(sorted(known, key=lambda name: name not in FREQUENT_FORMATS))  # Pillow tries them in this order
 
 
 def _check_pixels(pixels: np.ndarray) -> None:
-    if not isinstance(pixels, np.ndarray):
-        raise ValueError(f"pixels are of type {type(pixels).__name__}; give a numpy array (N, H, W, 3) of uint8")
+    kind = type(pixels).__name__
+    require(isinstance(pixels, np.ndarray), f"pixels are of type {kind}; give a numpy array (N, H, W, 3) of uint8")
     shape = pixels.shape
     hint = "give (N, H, W, 3)"
     if pixels.ndim == 3:
@@ -177,19 +198,14 @@ def _check_pixels(pixels: np.ndarray) -> None:
         hint += ": pixels.transpose(0, 2, 3, 1) moves the channels to the end"
     elif pixels.ndim == 4 and shape[3] in (1, 4):
         hint += ": np.repeat(pixels, 3, axis=-1)" if shape[3] == 1 else ": pixels[..., :3] leaves out the transparency"
-    if pixels.ndim != 4 or shape[3] != 3:
-        raise ValueError(f"pixels have shape {shape}; {hint}")
-    if pixels.dtype != np.uint8:
-        raise ValueError(
-            f"pixels have dtype {pixels.dtype}; give uint8 in 0..255: pixels.astype(np.uint8), or of floats in 0..1 "
-            "(pixels * 255).round().astype(np.uint8)"
-        )
-    if pixels.size == 0:
-        raise ValueError(f"pixels have shape {shape}, which is empty; give at least one image and one pixel")
+    require(pixels.ndim == 4 and shape[3] == 3, f"pixels have shape {shape}; {hint}")
+    hint = "pixels.astype(np.uint8), or for floats in 0..1 (pixels * 255).round().astype(np.uint8)"
+    require(pixels.dtype == np.uint8, f"pixels have dtype {pixels.dtype}; give uint8 in 0..255: {hint}")
+    require(pixels.size > 0, f"pixels have shape {shape}, which is empty; give at least one image and one pixel")
 
 
 def _size_and_times(file: Path) -> tuple[int, int, int]:
-    """Of its content and of its place on the disk: a copy may carry the former over, but not the latter."""
+    """Return size, mtime and ctime: a copy may keep the first two, but not the third."""
     try:
         found = Path(file).stat()
     except OSError:
@@ -199,9 +215,9 @@ def _size_and_times(file: Path) -> tuple[int, int, int]:
 
 def _read_file(file: Path, at_least: int) -> Image.Image:
     try:
-        if not file.is_file():  # opening a named pipe would wait for ever
+        if not file.is_file():  # opening a named pipe would wait forever
             raise BrokenImage("not a file" if file.exists() else "no such file")
-        with _silence, Image.open(file, formats=_formats()) as image:
+        with _silence(), Image.open(file, formats=_formats()) as image:
             if at_least > 0:
                 image.draft(None, (at_least, at_least))
             image.load()
@@ -214,9 +230,9 @@ def _read_file(file: Path, at_least: int) -> Image.Image:
 
 def _reason(file: Path, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        if file.suffix.lower() in PHOTOS:
+        if file.suffix.lower() in UNREADABLE_PHOTOS:
             return f"{file.suffix} cannot be read; convert it, to JPEG for instance"
-        return "zero bytes" if _size_and_times(file)[0] == 0 else "no image of a known format"
+        return "zero bytes" if _size_and_times(file)[0] == 0 else "not an image of a known format"
     if isinstance(error, Image.DecompressionBombError):
         return f"too many pixels: {error}"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -226,55 +242,45 @@ def _reason(file: Path, error: Exception) -> str:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # whole pixels with damaged metadata are no broken image
+    except Exception:  # an image with damaged metadata is not broken
         return image
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        return _grey(_eight_bits(np.asarray(image)))
+        return Image.fromarray(_eight_bits(np.asarray(image)).astype(np.uint8)).convert("RGB")
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
     opaque = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(opaque, image.convert("RGBA")).convert("RGB")
 
 
-def _grey(values: np.ndarray) -> Image.Image:
-    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
-
-
 def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Whole numbers of 8, 12 or 16 bits keep the upper 8; of others the smallest becomes 0 and the largest 255."""
+    """Scale grey values to 0..255: integers of 8, 12 or 16 bits keep the upper 8, other values are stretched."""
     low, high = float(values.min()), float(values.max())
     if values.dtype.kind in "iu" and low >= 0 and high < 2**16:
         return values >> next(bits - 8 for bits in (8, 12, 16) if high < 2**bits)
-    if not np.isfinite([low, high]).all():
-        raise ValueError("holds NaN or infinity")
+    require(bool(np.isfinite([low, high]).all()), "holds NaN or infinity")
     return np.round((values.astype(np.float64) - low) * (255 / max(high - low, 1e-300)))
 
 
-class _Silence:
-    """Ignores warnings while any thread is inside.
+_lock, _filters, _readers = threading.Lock(), ExitStack(), list[None]()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Ignore warnings while any thread is inside.
 
     `warnings.catch_warnings` alone leaves the wrong filters behind when threads enter and leave in turns.
     """
-
-    def __init__(self) -> None:
-        self.lock, self.n_inside, self.caught = threading.Lock(), 0, warnings.catch_warnings()
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if self.n_inside == 0:
-                self.caught = warnings.catch_warnings()
-                self.caught.__enter__()
-                warnings.simplefilter("ignore")
-            self.n_inside += 1
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self.lock:
-            self.n_inside -= 1
-            if self.n_inside == 0:
-                self.caught.__exit__(kind, error, at)
-
-
-_silence = _Silence()
+    with _lock:
+        if not _readers:
+            _filters.enter_context(warnings.catch_warnings(action="ignore"))
+        _readers.append(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _readers.pop()
+            if not _readers:
+                _filters.close()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from combemb.collection.indexed import SearchResult
 from combemb.data.entries import Entry
-from combemb.data.manifests import BETWEEN
+from combemb.data.labels import LABEL_SEPARATOR
 from combemb.explorer.pages import write_page
 from combemb.explorer.thumbnails import Thumbnails
 
@@ -36,5 +36,5 @@ def write_contact_sheet(
 
 
 def _shares_label(hit: Entry, query: Entry) -> bool:
-    labels = [set() if entry.label is None else set(entry.label.split(BETWEEN)) for entry in (hit, query)]
+    labels = [set() if entry.label is None else set(entry.label.split(LABEL_SEPARATOR)) for entry in (hit, query)]
     return bool(labels[0] & labels[1])

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from combemb.data.entries import Entry
-from combemb.data.manifests import BETWEEN
+from combemb.data.labels import LABEL_SEPARATOR
 from combemb.explorer.thumbnails import Thumbnails
 from combemb.system.files import write_atomically
 from combemb.system.progress import Display
@@ -53,4 +53,4 @@ def breakable(name: str) -> Markup:
     return Markup(re.sub(r"([_/\\-])", r"\1<wbr>", str(escape(name))))
 
 
-TEMPLATES.filters |= {"breakable": breakable, "comma_separated": lambda label: label.replace(BETWEEN, ", ")}
+TEMPLATES.filters |= {"breakable": breakable, "comma_separated": lambda label: label.replace(LABEL_SEPARATOR, ", ")}

@@ -1,4 +1,4 @@
-"""What a method asks of the machine: a device, a number of threads, a random start that leaves no trace."""
+"""What a method needs of the machine: a device, threads, memory, and a seed that leaves the global generator alone."""
 
 import ctypes
 import os
@@ -11,34 +11,36 @@ from typing import Any
 
 import torch
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # from glibc's malloc.h
 LARGEST_MMAP_THRESHOLD = 32 * 2**20
 DEVICES = ("auto", "cuda", "mps", "cpu")
 
+_is_own_process = False
+
 
 def is_available(device: str) -> bool:
-    """Whether this machine has the device."""
+    """Return whether this machine has the device."""
     if device == "cuda":
         return torch.cuda.is_available()
     return device != "mps" or torch.backends.mps.is_available()
 
 
 def resolved(device: str) -> torch.device:
-    """The device of that name, auto the first of CUDA, MPS and CPU that is there; torchrun shares several out."""
+    """Return the device; "auto" is the first available of CUDA, MPS and CPU. Each process of torchrun has its own."""
     name = next(name for name in DEVICES[1:] if is_available(name)) if device == "auto" else device
     return torch.device(name, int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
 
 
 @cache
 def bfloat16_runs(device: torch.device) -> bool:
-    """Whether products in bfloat16 work there; tried in a process of its own, since some CPUs kill it for them."""
+    """Return whether the device multiplies in bfloat16; tried in a child process, which some CPUs kill."""
     code = f"import torch; x = torch.ones(512, 512, device={str(device)!r}).bfloat16(); print(float((x @ x).sum()))"
     tried = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     return tried.returncode == 0
 
 
 def n_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -53,31 +55,41 @@ def limited_threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def own_process() -> None:
+    """Declare that this process runs nothing but combemb, which may then change settings of the whole process.
+
+    The command line and the benchmarks call it. A program of your own may call it too; without it, combemb leaves
+    malloc as it is.
+    """
+    global _is_own_process  # noqa: PLW0603 - a fact about the process
+    _is_own_process = True
+
+
 @contextmanager
 def memory_kept() -> Iterator[None]:
-    """Keep memory that is freed inside for what is asked for next, and give it back afterwards.
+    """Keep memory that is freed inside for the next allocation, and return it to the system afterwards.
 
-    Between two batches glibc returns large blocks to the system, which must fill them with zeros before it gives them
-    out again: a third of the time of a small network. Elsewhere nothing happens.
+    Between two batches glibc returns large blocks to the system, which must fill them with zeros before it hands them
+    out again: a third of the time of a small network. Nothing happens on other systems, nor before `own_process()`.
     """
-    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    libc: Any = ctypes.CDLL(None) if _is_own_process and sys.platform == "linux" else None
     if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
         yield
         return
-    libc.mallopt(M_MMAP_MAX, 0)  # no block of its own for anything, however large
+    libc.mallopt(M_MMAP_MAX, 0)  # blocks of any size come from the heap
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     try:
         yield
     finally:
         libc.mallopt(M_MMAP_MAX, 2**16)  # the default
-        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)  # both as large as glibc's own rule would have made them
+        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)  # both at the maximum of glibc's own adaptive rule
         libc.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_MMAP_THRESHOLD)
         libc.malloc_trim(0)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Modules start from the global generator: seed it inside, and put it back as it was."""
+    """Seed the global generator, which initialises modules, and restore its state afterwards."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(int(seed))
         yield

@@ -124,7 +124,7 @@ def test_inside_a_worker_of_a_pool_threads_decode(tmp_path):
 
 @pytest.mark.parametrize("cache", ["/proc/none", "/dev/null/cache"])
 def test_a_cache_that_cannot_be_written_is_named_with_what_to_do(cache):
-    with pytest.raises(ValueError, match=rf"cannot keep features in {cache}/.*; .*set COMBEMB_CACHE"):
+    with pytest.raises(ValueError, match=rf"cannot store features in {cache}/.*; .*set COMBEMB_CACHE"):
         run(some_images(), Path(cache))
 
 

@@ -272,7 +272,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 def test_a_model_that_reads_no_pixels_is_refused(tmp_path):
     text = {key: TOKENS[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     name = save(transformers.CLIPTextModel(transformers.CLIPTextConfig(**text, vocab_size=9)), tmp_path)
-    with pytest.raises(ValueError, match="is no vision model: it reads input_ids, not pixel_values"):
+    with pytest.raises(ValueError, match="is not a vision model: it reads input_ids, not pixel_values"):
         build(name)
 
 
@@ -324,7 +324,7 @@ def test_a_model_that_takes_one_size_says_which(tmp_path, finetune):
     name = save(transformers.SwinModel(config), tmp_path, {"size": {"height": 56, "width": 56}})
     x, labels = np.random.default_rng(0).integers(0, 256, (40, 24, 24, 3), np.uint8), np.arange(40) % 6 - 1
     model = CombEmb(bits=4, epochs=1, backbone=name, image_size=24, finetune=finetune)
-    with pytest.raises(ValueError, match=r"does not take images of 24 px \(.*\); set image_size=56, its own"):
+    with pytest.raises(ValueError, match=r"does not accept images of 24 px \(.*\); set image_size=56, its own"):
         model.fit(x, labels)
     assert model.set_params(image_size=56).fit(x, labels).embed(x).isfinite().all()
 

@@ -285,7 +285,7 @@ def test_other_columns_do_not_matter(tmp_path):
     [
         ("", "Empty CSV file"),
         ("path,label\n", "there are no rows"),
-        ("file,label\na,b\n", r"found no column `path`, only \['file', 'label'\]; `label`, `split` and `id` may"),
+        ("file,label\na,b\n", r"found no column `path`, only \['file', 'label'\]; `label`, `split` and `id` are"),
         ("path;label\na;b\n", r"found no column `path`, only \['path;label'\]"),
         ("path,label,labels\na,b,c\n", "there are both `label` and `labels`"),
         ("path,path\na,b\n", "there are two columns `path`"),

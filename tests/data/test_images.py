@@ -227,9 +227,9 @@ def broken_files(folder):
         "truncated.gif": (gif.read_bytes()[:-500], "."),
         "truncated.webp": (webp.read_bytes()[:-500], "."),
         "empty.jpg": (b"", "^zero bytes$"),
-        "text.jpg": (b"this is no image\n" * 50, "^no image of a known format$"),
-        "page.jpg": (b"<!DOCTYPE html><html><body>404 Not Found</body></html>", "^no image of a known format$"),
-        "script.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "^no image of a known"),
+        "text.jpg": (b"this is no image\n" * 50, "^not an image of a known format$"),
+        "page.jpg": (b"<!DOCTYPE html><html><body>404 Not Found</body></html>", "^not an image of a known format$"),
+        "script.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "^not an image of a known"),
         "bomb.png": (png_header(60_000, 60_000) + png_chunk(b"IEND", b""), "^too many pixels: .*3600000000"),
         "nothing_wide.png": (png_header(0, 10), "."),
     }
@@ -277,10 +277,11 @@ def test_damaged_metadata_neither_warn_nor_break(tmp_path, exif, suffix):
 
 def test_warnings_stay_silent_until_the_last_reader_leaves():
     before = list(warnings.filters)
-    for step in (_silence.__enter__, _silence.__enter__, lambda: _silence.__exit__(None, None, None)):
+    first, second = _silence(), _silence()
+    for step in (first.__enter__, second.__enter__, lambda: first.__exit__(None, None, None)):
         step()
         warnings.warn("not heard", stacklevel=1)
-    _silence.__exit__(None, None, None)
+    second.__exit__(None, None, None)
     assert warnings.filters == before
     with pytest.warns(UserWarning, match="heard"):
         warnings.warn("heard", stacklevel=1)

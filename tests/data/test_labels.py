@@ -1,3 +1,5 @@
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -136,9 +138,9 @@ def test_the_input_is_not_changed():
         ("ab", r"labels are of type str; give a list, numpy array or torch tensor"),
         (None, r"labels are of type NoneType"),
         ([[1, 0], [1]], r"rows of the labels differ in length"),
-        ([[0, 1], [0, 2]], r"row 1 of the \(N, C\) labels holds more than 0 and 1"),
-        ([[0, 1], [-1, 1]], r"row 1 of the \(N, C\) labels holds more than 0 and 1"),
-        ([[np.nan, 1], [0, 1]], r"row 0 of the \(N, C\) labels holds more than 0 and 1"),
+        ([[0, 1], [0, 2]], r"row 1 of the \(N, C\) labels has values other than 0 and 1"),
+        ([[0, 1], [-1, 1]], r"row 1 of the \(N, C\) labels has values other than 0 and 1"),
+        ([[np.nan, 1], [0, 1]], r"row 0 of the \(N, C\) labels has values other than 0 and 1"),
         ([[0, 1], [0, 0]], r"row 1 of the \(N, C\) labels has no class; mark it unlabelled with a row of -1"),
         ([["a", "b"], ["a", "c"]], r"several labels per item are \(N, C\) of 0/1"),
         (np.zeros((2, 0)), r"labels have shape \(2, 0\)"),
@@ -195,25 +197,45 @@ def test_same_class_of_matrices_is_sharing_a_class(a, b):
         ([-1, -1, -1], r"none of the 3 items is labelled; label some items of at least two classes"),
         ([0, 1, 2], r"all 3 items are labelled; add unlabelled items"),
         ([5, 5, -1], r"only one class has labels; label items of at least two classes"),
-        ([0, 1, -1], r"found 2 seen classes, n_meta_classes=3 needs at least 3; use fewer meta-classes"),
-        ([[1, 0, 0], [1, 1, 0], [-1, -1, -1]], r"found 2 seen classes, n_meta_classes=3"),
         ([[0, 1, 0], [0, 1, 0], [-1, -1, -1]], r"only one class has labels"),
     ],
 )
 def test_labels_a_method_cannot_learn_from_say_why(given_labels, message):
     with pytest.raises(ValueError, match=message):
-        require_partly_labelled(read_labels(given_labels, 3), 3)
+        require_partly_labelled(read_labels(given_labels, 3))
 
 
-def test_enough_seen_classes_pass():
-    require_partly_labelled(read_labels([0, 1, 2, -1], 4), 3)
-    require_partly_labelled(read_labels([[1, 1, 0], [0, 0, 1], [-1, -1, -1]], 3), 3)
+def test_two_seen_classes_and_an_unlabelled_item_pass():
+    require_partly_labelled(read_labels([0, 1, -1], 3))
+    require_partly_labelled(read_labels([[1, 0, 0], [0, 0, 1], [-1, -1, -1]], 3))
 
 
-def test_seen_classes_are_counted_among_the_labelled_items():
-    labels = Labels(classes=np.arange(3), values=np.array([0, 1, -1]))  # nobody has class 2
-    with pytest.raises(ValueError, match="found 2 seen classes"):
-        require_partly_labelled(labels, 3)
+def test_seen_classes_are_those_of_the_labelled_items():
+    assert Labels(classes=np.arange(3), values=np.array([0, 1, -1])).n_seen == 2  # nobody has class 2
+    assert read_labels([[1, 1, 0], [1, 0, 0], [-1, -1, -1]], 3).n_seen == 2
+    assert read_labels([-1, -1], 2).n_seen == 0
+
+
+def test_labels_that_were_read_pass_through():
+    labels = read_labels(["cat", None, "dog"], 3)
+    assert read_labels(labels, 3) is labels
+    with pytest.raises(ValueError, match="there are 3 labels for 4 items"):
+        read_labels(labels, 4)
+
+
+def test_texts_name_the_classes_of_each_item():
+    assert read_labels(["cat", None, "dog"], 3).texts() == ["cat", None, "dog"]
+    assert read_labels([7, -1, 3], 3).texts() == ["7", None, "3"]
+    several = read_labels([[1, 0, 1], [-1, -1, -1], [0, 1, 0]], 3)
+    assert several.texts() == ["0|2", None, "1"]
+    assert several.texts(np.array(["sea", "sky", "sun"])) == ["sea|sun", None, "sky"]
+
+
+def test_the_digest_is_that_of_the_positions():
+    labels = read_labels([5, 5, -1, 2], 4)
+    assert labels.digest == hashlib.sha256(np.array([1, 1, -1, 0], np.int64).tobytes()).hexdigest()[:16]
+    assert labels.digest == read_labels(["b", "b", None, "a"], 4).digest
+    assert labels.digest != read_labels([5, 2, -1, 2], 4).digest
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int8, np.float64])

@@ -1,13 +1,18 @@
-"""What is asked of the machine is given back."""
+"""What is asked of the machine is given back, and nothing is asked of a process that is not ours."""
 
+import ctypes
 import subprocess
 import sys
 
 import pytest
 
+from combemb.system import machine
+
 KEPT = """
 import torch
-from combemb.system.machine import memory_kept
+from combemb.system.machine import memory_kept, own_process
+
+own_process()
 
 def resident():
     (line,) = [line for line in open("/proc/self/status") if line.startswith("VmRSS")]
@@ -16,10 +21,10 @@ def resident():
 before = resident()
 with memory_kept():
     for _ in range(3):
-        torch.ones(64 * 2**20)  # 256 MB
+        torch.ones(16 * 2**20)  # 64 MB
     inside = resident()
 print(inside - before, resident() - before)
-torch.ones(64 * 2**20)
+torch.ones(64 * 2**20)  # 256 MB, more than may be left free in the heap
 print(resident() - before)
 """
 
@@ -28,6 +33,38 @@ print(resident() - before)
 def test_memory_is_kept_for_a_while_and_then_given_back():
     done = subprocess.run([sys.executable, "-c", KEPT], check=True, capture_output=True, text=True)
     inside, outside, later = (float(number) for number in done.stdout.split())
-    assert 200 < inside < 700, "three blocks would be 768 MB"
+    assert 50 < inside < 175, "three blocks would be 192 MB"
     assert outside < 50
     assert later < 50
+
+
+class FakeLibc:
+    """Counts what would have been changed."""
+
+    def __init__(self):
+        self.calls = []
+
+    def mallopt(self, setting, value):
+        self.calls.append((setting, value))
+
+    def malloc_trim(self, _):
+        self.calls.append("trim")
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_malloc_is_changed_only_in_a_process_of_our_own(monkeypatch, is_own):
+    libc = FakeLibc()
+    monkeypatch.setattr(machine, "_is_own_process", False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+    if is_own:
+        machine.own_process()
+    with machine.memory_kept():
+        inside = list(libc.calls)
+    assert inside == ([(machine.M_MMAP_MAX, 0), (machine.M_TRIM_THRESHOLD, 2**31 - 1)] if is_own else [])
+    assert libc.calls[-1:] == (["trim"] if is_own else [])
+
+
+def test_importing_the_package_leaves_malloc_alone():
+    program = "import combemb, combemb.system.machine as m; print(m._is_own_process)"
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout == b"False\n"

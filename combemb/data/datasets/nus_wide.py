@@ -4,46 +4,47 @@ from pathlib import Path
 
 import numpy as np
 
-from combemb.data.datasets.dataset import Source, divided, first_with, positions, read_fields
+from combemb.data.datasets.dataset import Dataset, divided, first_with, positions, read_fields
 from combemb.data.images import Images
+from combemb.system.errors import require
 
-# One line of Labels_lake_Train.txt, as published, holds this number; AllLabels/ is whole and therefore preferred.
+# One line of Labels_lake_Train.txt, as published, is this number; AllLabels/ is intact and therefore preferred.
 PUBLISHED_SLIP = -1130179
 EXPECTED = (
-    "Concepts81.txt (or ConceptsList/Concepts81.txt), Flickr/, and either ImageList/Imagelist.txt with "
-    "Groundtruth/AllLabels/ or ImageList/TrainImagelist.txt and TestImagelist.txt with Groundtruth/TrainTestLabels/"
+    "NUS-WIDE: expected Concepts81.txt (or ConceptsList/Concepts81.txt), Flickr/, and either ImageList/Imagelist.txt "
+    "and Groundtruth/AllLabels/, or ImageList/{Train,Test}Imagelist.txt and Groundtruth/TrainTestLabels/"
 )
 
 
-def nus_wide(path: Path, n_concepts: int = 21, test_per_concept: int | None = None, seed: int = 0) -> Source:
-    """The images that carry at least one of the `n_concepts` most frequent concepts, counted over all images of the
-    lists (ties by name); targets (N, n_concepts) of 0/1, in the order of Concepts81.txt.
+def nus_wide(path: Path, n_concepts: int = 21, test_per_concept: int | None = None, seed: int = 0) -> Dataset:
+    """Read the images that have at least one of the `n_concepts` most frequent concepts.
 
-    Test images are those of TestImagelist.txt. Without that list, or with `test_per_concept`, they are drawn by the
-    seed as hashing papers do: so many (100) of each concept, none twice; the rest are training images.
+    Concepts are counted over all images of the lists, ties are ordered by name. Targets are (N, n_concepts) of 0/1 in
+    the order of Concepts81.txt. Test images are those of TestImagelist.txt. Without that list, or if `test_per_concept`
+    is given, they are drawn as in papers on hashing: so many (default 100) of each concept, none twice.
     """
     concepts_file = first_with("Concepts81.txt", path, path / "ConceptsList")
     if concepts_file is None or not (path / "Flickr").is_dir():
-        raise ValueError(f"{path} is not NUS-WIDE: expected {EXPECTED}")
+        raise ValueError(f"{path} is not {EXPECTED}")
     concepts = [concept for (concept,) in read_fields(concepts_file / "Concepts81.txt", 1, "\t")]
-    if len(concepts) < n_concepts:
-        raise ValueError(f"n_concepts={n_concepts}, but {concepts_file} lists {len(concepts)} concepts; use fewer")
+    n = len(concepts)
+    require(n >= n_concepts, f"n_concepts={n_concepts}, but {concepts_file} lists {n} concepts; use fewer")
     names, table, is_test = _all_labels(path, concepts) or _divided_labels(path, concepts)
 
     chosen = most_frequent(table, concepts, n_concepts)
     kept = np.flatnonzero(table[:, chosen].any(axis=1))
     targets = table[np.ix_(kept, chosen)]
     if is_test is None or test_per_concept is not None:
-        is_test_of_kept = _drawn(targets, 100 if test_per_concept is None else test_per_concept, seed)
+        is_test = _drawn(targets, 100 if test_per_concept is None else test_per_concept, seed)
     else:
-        is_test_of_kept = is_test[kept]
+        is_test = is_test[kept]
     ids = np.array(names)[kept]
     images = Images(files=[path / "Flickr" / name for name in ids.tolist()], ids=ids)
-    return divided("nus_wide", images, targets, is_test_of_kept, np.array(concepts)[chosen])
+    return divided("nus_wide", images, targets, is_test, np.array(concepts)[chosen])
 
 
 def most_frequent(table: np.ndarray, concepts: list[str], n: int) -> np.ndarray:
-    """(n,) rising columns of the table (N, C) with the most ones; of equal ones the first by name."""
+    """Return the n columns of the table (N, C) with the most ones, ascending; ties are ordered by name."""
     order = np.lexsort((np.array(concepts), -table.sum(axis=0, dtype=np.int64)))
     return np.sort(order[:n])
 
@@ -66,23 +67,20 @@ def _all_labels(path: Path, concepts: list[str]) -> Labelled | None:
 
 def _divided_labels(path: Path, concepts: list[str]) -> Labelled:
     lists, labels = path / "ImageList", path / "Groundtruth/TrainTestLabels"
-    if not labels.is_dir() or not (lists / "TrainImagelist.txt").exists():
-        raise ValueError(f"{path} is not NUS-WIDE: expected {EXPECTED}")
+    require(labels.is_dir() and (lists / "TrainImagelist.txt").exists(), f"{path} is not {EXPECTED}")
     train, test = (_names(lists / f"{part}Imagelist.txt") for part in ("Train", "Test"))
-    tables = [
-        _table([labels / f"Labels_{concept}_{part}.txt" for concept in concepts], len(names))
-        for part, names in (("Train", train), ("Test", test))
-    ]
-    return train + test, np.concatenate(tables), np.arange(len(train) + len(test)) >= len(train)
+    files = {part: [labels / f"Labels_{concept}_{part}.txt" for concept in concepts] for part in ("Train", "Test")}
+    table = np.concatenate([_table(files["Train"], len(train)), _table(files["Test"], len(test))])
+    return train + test, table, np.arange(len(table)) >= len(train)
 
 
 def _names(path: Path) -> list[str]:
-    """Paths below Flickr/, which the published lists write with backslashes."""
+    """Read paths below Flickr/, which are published with backslashes."""
     return [name.replace("\\", "/") for (name,) in read_fields(path, 1, "\t")]
 
 
 def _table(files: list[Path], n_images: int) -> np.ndarray:
-    """(N, C) uint8, a column for each file."""
+    """Read (N, C) uint8, a column from each file."""
     table = np.zeros((n_images, len(files)), dtype=np.uint8)
     for column, file in enumerate(files):
         try:
@@ -90,18 +88,18 @@ def _table(files: list[Path], n_images: int) -> np.ndarray:
         except (OSError, ValueError) as error:
             raise ValueError(f"cannot read {file}: {error}") from error
         values[values == PUBLISHED_SLIP] = 0
-        if values.shape != (n_images,) or not np.isin(values, (0, 1)).all():
-            raise ValueError(f"{file} holds {len(values)} numbers; expected {n_images} of 0 or 1, one for each image")
+        fits = values.shape == (n_images,) and bool(np.isin(values, (0, 1)).all())
+        require(fits, f"{file} holds {len(values)} numbers; expected {n_images} of 0 or 1, one for each image")
         table[:, column] = values
     return table
 
 
 def _drawn(targets: np.ndarray, per_concept: int, seed: int) -> np.ndarray:
-    """(N,) bool: so many images of each concept in turn, none twice."""
+    """Draw so many images of each concept, none twice: (N,) bool."""
     rng, is_drawn = np.random.default_rng(seed), np.zeros(len(targets), dtype=bool)
     for column in targets.T:
         rows = np.flatnonzero((column > 0) & ~is_drawn)
-        if len(rows) < per_concept:
-            raise ValueError(f"a concept has {len(rows)} images left to draw {per_concept} from; set test_per_concept")
+        n = len(rows)
+        require(n >= per_concept, f"a concept has {n} images left to draw {per_concept} from; set test_per_concept")
         is_drawn[rng.permutation(rows)[:per_concept]] = True
     return is_drawn

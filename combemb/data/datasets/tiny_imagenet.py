@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
-from combemb.data.datasets.dataset import Source, divided, first_with, positions, read_fields
+from combemb.data.datasets.dataset import Dataset, divided, first_with, positions, read_fields
 from combemb.data.folders import image_files
 from combemb.data.images import Images
 
 
-def tiny_imagenet(path: Path) -> Source:
-    """Tiny ImageNet from the folder `tiny-imagenet-200`; its validation images are the test images.
+def tiny_imagenet(path: Path) -> Dataset:
+    """Read Tiny ImageNet from the folder `tiny-imagenet-200`; its validation images are the test images.
 
-    Targets count the classes of wnids.txt, in its order; their names are those of words.txt.
+    Classes are in the order of wnids.txt, with their names from words.txt.
     """
     folder = first_with("wnids.txt", path, path / "tiny-imagenet-200")
     if folder is None or not (folder / "train").is_dir() or not (folder / "val/val_annotations.txt").exists():
@@ -29,10 +29,9 @@ def tiny_imagenet(path: Path) -> Source:
     in_folders = [name.split("/")[1] for name in train_ids]
     targets = [positions(in_folders, wnids, folder), positions(list(of_files), wnids, annotations)]
     ids = train_ids + test_ids
-    return divided(
-        "tiny_imagenet",
+    images, is_test = (
         Images(files=[folder / name for name in ids], ids=np.array(ids)),
-        np.concatenate(targets),
         np.arange(len(ids)) >= len(train_ids),
-        np.array([words.get(wnid, wnid) for wnid in wnids]),
     )
+    class_names = np.array([words.get(wnid, wnid) for wnid in wnids])
+    return divided("tiny_imagenet", images, np.concatenate(targets), is_test, class_names)

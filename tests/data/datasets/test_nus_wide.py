@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from combemb.data import datasets as sources
+from combemb.data import datasets
 
 # Published names; the first 20 occur often, `zebra` and `whales` equally often, `airport` and `map` hardly ever.
 CONCEPTS = ["airport", *(f"often_{i:02d}" for i in range(20)), "map", "whales", "zebra"]
@@ -76,51 +76,53 @@ def expected(is_test):
     ],
 )
 def test_the_21_most_frequent_concepts_and_the_published_parts_are_read(tmp_path, given):
-    source = sources.load("nus_wide", write_nus_wide(tmp_path, **given))
-    assert source.name == "nus_wide"
-    assert source.class_names.tolist() == CLASSES
+    dataset = datasets.load("nus_wide", write_nus_wide(tmp_path, **given))
+    assert dataset.name == "nus_wide"
+    assert dataset.class_names.tolist() == CLASSES
     for is_test, x, targets in (
-        (False, source.train_x, source.train_targets),
-        (True, source.test_x, source.test_targets),
+        (False, dataset.train_x, dataset.train_targets),
+        (True, dataset.test_x, dataset.test_targets),
     ):
         assert (x.ids.tolist(), targets.tolist()) == expected(is_test)
         assert x.files == [tmp_path / "Flickr" / name for name in x.ids]
         assert x.labels is None
     assert len(KEPT) == N - 3
-    assert source.train_x.read(source.train_x.ids.tolist().index("actor/0004_2124494183.jpg")).getpixel((0, 0))[0] == 40
+    assert (
+        dataset.train_x.read(dataset.train_x.ids.tolist().index("actor/0004_2124494183.jpg")).getpixel((0, 0))[0] == 40
+    )
 
 
 def test_the_slip_in_a_published_file_is_read_as_zero(tmp_path):
     folder = write_nus_wide(tmp_path, labels=["TrainTestLabels"])
     file = folder / "Groundtruth/TrainTestLabels/Labels_airport_Train.txt"
     file.write_text(file.read_text().replace("0", "-1130179", 1))
-    source = sources.load("nus_wide", folder)
-    assert (source.train_x.ids.tolist(), source.train_targets.tolist()) == expected(is_test=False)
+    dataset = datasets.load("nus_wide", folder)
+    assert (dataset.train_x.ids.tolist(), dataset.train_targets.tolist()) == expected(is_test=False)
 
 
 @pytest.mark.parametrize("lists", [[""], ["", "Train", "Test"]])
 def test_without_lists_or_on_request_test_images_are_drawn_for_each_concept(tmp_path, lists):
     folder = write_nus_wide(tmp_path, lists=lists, labels=["AllLabels"])
-    source, again, other = (
-        sources.load("nus_wide", folder, n_concepts=10, test_per_concept=2, seed=seed) for seed in (0, 0, 1)
+    dataset, again, other = (
+        datasets.load("nus_wide", folder, n_concepts=10, test_per_concept=2, seed=seed) for seed in (0, 0, 1)
     )
-    assert len(source.test_x) == 20
-    assert (source.test_targets.sum(axis=0) >= 2).all()
+    assert len(dataset.test_x) == 20
+    assert (dataset.test_targets.sum(axis=0) >= 2).all()
     kept = [name.replace("\\", "/") for name, row in zip(NAMES, TABLE[:, 1:11], strict=True) if row.any()]
-    assert sorted([*source.train_x.ids, *source.test_x.ids]) == kept
-    assert again.test_x.ids.tolist() == source.test_x.ids.tolist()
-    assert other.test_x.ids.tolist() != source.test_x.ids.tolist()
+    assert sorted([*dataset.train_x.ids, *dataset.test_x.ids]) == kept
+    assert again.test_x.ids.tolist() == dataset.test_x.ids.tolist()
+    assert other.test_x.ids.tolist() != dataset.test_x.ids.tolist()
 
 
 def test_the_draw_is_of_100_images_unless_told_otherwise(tmp_path):
     folder = write_nus_wide(tmp_path, lists=[""], labels=["AllLabels"])
     with pytest.raises(ValueError, match="a concept has 15 images left to draw 100 from; set test_per_concept"):
-        sources.load("nus_wide", folder)
+        datasets.load("nus_wide", folder)
 
 
 def test_more_concepts_than_there_are_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"n_concepts=25, but .* lists 24 concepts; use fewer"):
-        sources.load("nus_wide", write_nus_wide(tmp_path), n_concepts=25)
+        datasets.load("nus_wide", write_nus_wide(tmp_path), n_concepts=25)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +142,9 @@ def test_files_that_do_not_fit_together_say_which(tmp_path, name, lines, message
     if lines is not None:
         write_lines(folder / name, lines)
     with pytest.raises(ValueError, match=message):
-        sources.load("nus_wide", folder)
+        datasets.load("nus_wide", folder)
 
 
 def test_lists_without_labels_are_not_enough(tmp_path):
-    with pytest.raises(ValueError, match=r"is not NUS-WIDE: expected .*Groundtruth/AllLabels/ or"):
-        sources.load("nus_wide", write_nus_wide(tmp_path, labels=[]))
+    with pytest.raises(ValueError, match=r"is not NUS-WIDE: expected .*Groundtruth/AllLabels/, or"):
+        datasets.load("nus_wide", write_nus_wide(tmp_path, labels=[]))
