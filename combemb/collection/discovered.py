@@ -83,7 +83,7 @@ def discover_in(
     if data.rows is not None:
         entries = entries.take(data.rows)
         files = None if files is None else [files[row] for row in data.rows.tolist()]
-    if x is None and labels is None and not was_fitted_with(run, data.labels):
+    if x is None and labels is None and not was_fitted_with(run, given.labels):
         warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
     z = model.embed(data, progress=progress)
     found = model.discover(data, None, n_novel, count_by=count_by, z=z, progress=progress)

@@ -75,10 +75,13 @@ def require_same(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -
 
 
 def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
-    """Whether these are the labels of the fit that a run folder holds; True if that is not known."""
+    """Whether these are the labels of all items of the fit that a run folder holds; True if that is not known.
+
+    Classes of images that could not be read may be missing in the run.
+    """
     config = RunFolder(folder).config()
     known = config.get("data", {}).get("labels")
-    return known is None or (known == labels.digest and config["classes"] == labels.classes.tolist())
+    return known is None or (known == labels.digest and set(config["classes"]) <= set(labels.classes.tolist()))
 
 
 def write_state(method: "Method", run: RunFolder) -> None:

@@ -114,14 +114,14 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_computed(tmp_path: 
     target = tmp_path / "sorted"
     (target / "old").mkdir(parents=True) if there == "folder" else target.write_text("mine")
     message = refused("discover", tmp_path / "no run", "--to-folders", target)
-    assert f"{target} exists and is not an empty folder; choose another place for --to-folders" in message
+    assert f"{target} exists and is not an empty folder; choose another folder to sort images into" in message
 
 
 def test_folders_among_the_images_are_refused(plain_photo_run, photos: Path):
     before = files(plain_photo_run)
     for target in (photos / "sorted", photos / ".." / "photos" / "ant" / "sorted"):
         message = refused("discover", plain_photo_run, "--to-folders", target)
-        assert f"{target} lies among the images in {photos}" in message
+        assert f"{target} is inside {photos}, among the images" in message
         assert not target.exists()
     assert files(plain_photo_run) == before
 
@@ -132,7 +132,7 @@ def test_items_that_are_no_image_files_are_refused_before_anything_is_written(tm
     run = fitted(tmp_path / "items.npy", tmp_path / "run")
     before = files(run)
     message = refused("discover", run, "--to-folders", tmp_path / "sorted")
-    assert "--to-folders links files of images, but these items are not such files" in message
+    assert "only files of images can be sorted into folders, but these items are not such files" in message
     assert not (tmp_path / "sorted").exists()
     assert files(run) == before
 

@@ -49,7 +49,7 @@ def test_numbers_beside_the_items_stay_numbers(tmp_path: Path):
     np.savez(tmp_path / "items.npz", x=BLOBS.x, labels=BLOBS.labels)
     run = fitted(tmp_path / "items.npz", tmp_path / "run")
     done("discover", run, "--no-page")
-    assert table(run)["path"] == [str(i) for i in range(N)]  # items without ids are numbered
+    assert table(run)["id"] == [str(i) for i in range(N)]  # items without ids are numbered
     assert methods.load(run).discovery_.names.tolist() == [0, 1, 2, 3, "novel-1", "novel-2"]
 
 
@@ -84,7 +84,7 @@ def test_labels_that_are_not_those_of_the_fit_are_noticed(tmp_path: Path):
     np.savez(everything, x=BLOBS.x, labels=np.array([*SEEN, "eel", "fox"])[BLOBS.targets])
     part = write_labels(tmp_path / "part.txt", NAMES)
     run = fitted(everything, tmp_path / "run", "--labels", part)
-    note = "note: the run was fitted with other labels than those that lie beside its data now"
+    note = "note: the run was fitted with other labels than those that are stored beside its data now"
     assert note in done("discover", run, "--no-page").stderr
     assert told(done("discover", run, "--no-page", "--labels", part)) == ""
     assert set(table(run)["cluster"]) == {*SEEN, "novel-1", "novel-2"}
@@ -95,7 +95,7 @@ def test_several_labels_of_an_item_need_one_that_matters(photos: Path, tmp_path:
     run = fitted(write_manifest(tmp_path / "photos.csv", photos, several), tmp_path / "run")
     before = files(run)
     message = refused("discover", run)
-    assert "discovery takes one label per item, but these may have several; give --labels with one each" in message
+    assert "discovery takes one label per item, but these may have several; give one each" in message
     assert files(run) == before
     done("discover", run, "--no-page", "--n-novel", "1", "--labels", write_labels(tmp_path / "one.txt", LABELS))
     assert set(table(run)["cluster"]) == {*SEEN, "novel-1"}
@@ -111,7 +111,7 @@ def test_other_embeddings_than_those_of_the_fit(own_run: Path, tmp_path: Path):
     shown = done("discover", own_run, "--no-page", "--embeddings", tmp_path / "other.parquet").stdout
     assert "60 items, 20 of them labelled: 2 seen classes, 1 novel" in shown
     found = table(own_run)
-    assert found["path"] == other["id"]
+    assert found["id"] == other["id"]
     assert set(found["cluster"]) == {"ant", "cat", "novel-1"}
 
 
@@ -149,5 +149,5 @@ def test_images_of_an_array_file_are_listed_by_row_and_are_no_files(tmp_path: Pa
     labels = write_labels(tmp_path / "labels.txt", LABELS)
     assert "these items are not such files" in refused("discover", run, "--labels", labels, "--to-folders", "sorted")
     done("discover", run, "--labels", labels, "--n-novel", "1")
-    assert table(run)["path"] == [f"{array}#{i}" for i in range(72)]
+    assert table(run)["id"] == [f"{array}#{i}" for i in range(72)]
     assert len(Page(run / "discovery.html").thumbnails()) > 20

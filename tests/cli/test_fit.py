@@ -72,8 +72,8 @@ def test_fit_writes_a_run_and_says_what_it_learned(items: Path, tmp_path: Path):
         assert word in result.stdout
     config = json.loads((tmp_path / "run" / "run.json").read_text())
     assert config["classes"] == ["ant", "bee", "cat", "dog"]
-    assert config["fields"]["bits"] == 12
-    assert config["fields"]["epochs"] == 3
+    assert config["settings"]["bits"] == 12
+    assert config["settings"]["epochs"] == 3
     diagnosis = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
     assert {"positives_per_anchor", "pair_precision", "pair_recall", "code_use", "n_codes"} <= set(diagnosis)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
@@ -201,7 +201,7 @@ def test_a_backbone_is_chosen_by_a_setting(photos: Path, tmp_path: Path):
     chosen = [f"--set={text}" for text in settings]
     done("fit", photos, "--out", tmp_path / "run", "--bits", "12", *chosen)
     model = methods.load(tmp_path / "run")
-    assert (model.backbone, model.backbone_width, model.finetune, model.image_size_) == ("resnet18", 4, "all", 32)
+    assert (model.backbone, model.backbone_width, model.finetune, model.images_.size) == ("resnet18", 4, "all", 32)
     done("encode", tmp_path / "run", photos, "--out", tmp_path / "codes.npy")
     assert np.load(tmp_path / "codes.npy").shape == (71, 6)
 
@@ -216,8 +216,8 @@ def test_a_backbone_is_chosen_by_a_setting(photos: Path, tmp_path: Path):
         (["backbone=resnet18"], "resnet18 comes without weights; give backbone_weights=FILE, or"),
         (["n_views=0"], "n_views=0 must be above 0"),
         (["image_size=small"], "--set image_size=small: expected int or None"),
-        (["finetune=some"], "finetune='some'; choose one of none, last, all"),
-        (["backbone_weights=None", "crop_area=2"], "crop_area=2.0 is not in (0, 1]"),
+        (["finetune=some"], "finetune='some' must be one of none, last, all"),
+        (["backbone_weights=None", "crop_area=2"], "crop_area=2.0 must be above 0 and at most 1"),
     ],
 )
 def test_bad_settings_for_images_get_one_line(photos: Path, tmp_path: Path, settings: list[str], message: str):

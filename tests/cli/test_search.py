@@ -228,11 +228,11 @@ def test_data_that_are_unknown_or_gone_have_to_be_named(items: Path, tmp_path: P
         x = archive["x"]
     ITQ(bits=8).fit(x, folder=tmp_path / "unknown")
     message = refused("index", tmp_path / "unknown")
-    assert "was not read from a path; say where it is, with --images or --embeddings" in message
+    assert "were not read from a path; say where they are, with --images or --embeddings" in message
     np.save(tmp_path / "x.npy", x)
     ITQ(bits=8).fit(tmp_path / "x.npy", folder=tmp_path / "gone")
     (tmp_path / "x.npy").unlink()
-    assert f"is not at {tmp_path / 'x.npy'} any more" in refused("index", tmp_path / "gone")
+    assert f"are no longer at {tmp_path / 'x.npy'}" in refused("index", tmp_path / "gone")
     done("index", tmp_path / "gone", "--embeddings", items)
 
 
