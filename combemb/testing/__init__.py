@@ -5,35 +5,39 @@
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from combemb.learning.method import Method
-from combemb.testing import discovering, given, images, kinds, outcome, run_folders, the_class  # noqa: F401  # register
+from combemb.testing import discovering, given, images, kinds, outcome, run_folders, the_class
 from combemb.testing.promise import PROMISES, BrokenPromise, Promise
 from combemb.testing.trial import Trial
 
 __all__ = ["BrokenPromise", "Promise", "Trial", "check_method", "promises"]
 
+TOPICS = [module.__name__ for module in (the_class, outcome, given, run_folders, kinds, discovering, images)]
 
-def promises(cls: type[Method] | None = None) -> list[Promise]:
-    """Return the promises that a class of methods makes, or all that there are.
+
+def promises(cls: type[Any] = Method) -> list[Promise]:
+    """Return the promises that a class of methods makes, by default those of all methods.
 
     Examples
     --------
     >>> next(promise.text for promise in promises() if promise.name == "seed_decides")
     'the seed decides the outcome'
     """
-    return [promise for promise in PROMISES if cls is None or promise.applies_to(cls)]
+    found = [promise for promise in PROMISES if issubclass(cls, promise.only_for)]
+    return sorted(found, key=lambda promise: TOPICS.index(promise.check.__module__))
 
 
-def check_method(cls: type[Method], only: Iterable[str] | None = None) -> None:
+def check_method(cls: type[Method], only: Iterable[str] = ()) -> None:
     """Check that a class of methods keeps every promise; this takes some seconds.
 
     Parameters
     ----------
     cls : type
         A subclass of `combemb.methods.Method`.
-    only : iterable of str, optional
-        Names of promises; the others are not checked.
+    only : iterable of str
+        Names of promises, to check these alone.
 
     Raises
     ------
@@ -47,12 +51,10 @@ def check_method(cls: type[Method], only: Iterable[str] | None = None) -> None:
     """
     if not (isinstance(cls, type) and issubclass(cls, Method)):
         raise TypeError(f"{cls!r} is no class of methods; give a subclass of combemb.methods.Method")
-    chosen, known = None if only is None else set(only), {promise.name for promise in PROMISES}
-    if chosen is not None and not chosen <= known:
-        raise ValueError(
-            f"there is no promise {', '.join(sorted(chosen - known))}; there are {', '.join(sorted(known))}"
-        )
+    chosen, known = set(only), {promise.name for promise in PROMISES}
+    if unknown := chosen - known:
+        raise ValueError(f"there is no promise {', '.join(sorted(unknown))}; choose among {', '.join(sorted(known))}")
     with Trial(cls) as trial:
         for promise in promises(cls):
-            if chosen is None or promise.name in chosen:
+            if not chosen or promise.name in chosen:
                 promise.verify(trial)

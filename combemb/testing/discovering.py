@@ -17,21 +17,21 @@ UNDISCOVERED = "nothing was discovered yet; call discover(x, labels) first"
 NAMES = [*range(N_SEEN), *(f"novel-{i + 1}" for i in range(N_NOVEL))]
 
 
-@promise()
+@promise
 def classes_found(trial: Trial) -> None:
     """`discover` finds the seen and the novel classes; labelled items keep their class."""
-    for form, toy in trial.toys.items():
-        found = trial.discovered(toy).discovery_
+    for toy, model in trial.good.items():
+        found = model.discovery_
         expect(isinstance(found, Discovery) and len(found) == len(toy.x), f"it is {found!r} of {len(toy.x)} items")
-        expect(found.names.tolist() == NAMES, f"the classes are {found.names.tolist()}, for data with {form}")
+        expect(found.names.tolist() == NAMES, f"the classes are {found.names.tolist()}")
         known = toy.labels >= 0
         expect_same(found.is_labelled, known, "labelled items")
         expect_same(found.clusters[known].astype(int), toy.labels[known], "classes of labelled items")
-        accuracy = agreement(found.clusters.tolist(), toy.targets, toy.is_novel).acc_joint.all
-        expect(accuracy > 0.95, f"{accuracy:.0%} of the items are in the right class, for data with {form}")
+        accuracy = agreement(found.clusters.tolist(), toy.targets, toy.targets >= N_SEEN).acc_joint.all
+        expect(accuracy > 0.95, f"{accuracy:.0%} of the items are in the right class")
 
 
-@promise()
+@promise
 def last_discovery_kept(trial: Trial) -> None:
     """`discover` returns what `discovery_` holds: the last one, which a refused call keeps."""
     model, toy = trial.fresh(), trial.plain
@@ -52,7 +52,7 @@ def last_discovery_kept(trial: Trial) -> None:
         expect(model.discovery_ is second, f"a refused call with {options} has replaced it")
 
 
-@promise()
+@promise
 def discovery_defined(trial: Trial) -> None:
     """`discover` gives what `combemb.discover` gives for the embeddings and the clean features, at every call."""
     model, toy = trial.fitted(seed=3), trial.plain
@@ -66,10 +66,10 @@ def discovery_defined(trial: Trial) -> None:
     expect_same_discovery(same.discover(toy.x, toy.labels, 3, z=z), model.discovery_, "discoveries with z and without")
 
 
-@promise()
+@promise
 def discovery_label_forms(trial: Trial) -> None:
     """The form of the labels changes the names of classes only; arrays that cannot be written to raise no warning."""
-    model, toy, path = trial.fresh(), trial.plain, trial.new_file("data.npz")
+    model, toy, path = trial.fresh(), trial.plain, trial.new_file(".npz")
     reference = model.discover(toy.x, toy.labels, 2)
     np.savez(path, x=toy.x, labels=toy.labels)
     np.save(path.with_suffix(".npy"), toy.x)
@@ -99,32 +99,32 @@ def discovery_label_forms(trial: Trial) -> None:
         expect_same(found.confidence, reference.confidence, f"confidences with labels as {form} and as ints")
 
 
-@promise()
+@promise
 def discovery_clean_view(trial: Trial) -> None:
     """Only the clean view counts for classes."""
-    toy, model = trial.views, trial.discovered(trial.views)
+    toy, model = trial.views, trial.good[trial.views]
     shaken = toy.x.copy()
     shaken[:, 1:] += 1
     expect_same(model.predict(shaken), model.predict(toy.clean), "predictions with other views and without")
-    found, other = model.discovery_, trial.cls.load(trial.run(toy)[1])
+    found, other = model.discovery_, trial.cls.load(trial.runs[toy][1])
     expect_same_discovery(other.discover(shaken, toy.labels), found, "discoveries with other views")
-    plain = trial.discovered(trial.plain)
+    plain = trial.good[trial.plain]
     expect_same(plain.predict(trial.plain.x[:, None]), plain.predict(trial.plain.x), "predictions of (N, 1, F), (N, F)")
 
 
-@promise()
+@promise
 def discovery_hidden_labels(trial: Trial) -> None:
     """The truth behind gaps of the labels does not change what is discovered."""
     model, toy, found = trial.fresh(), trial.plain, []
     for truth in (toy.targets, toy.other_truth):
-        path = trial.new_file("data.npz")
+        path = trial.new_file(".npz")
         np.savez(path, x=toy.x, labels=truth)
         found.append(model.discover(path, np.where(toy.labels >= 0, truth, -1)))
-    expect_same_discovery(*found, "discoveries with another truth")
+    expect_same_discovery(found[0], found[1], "discoveries with another truth")
     expect(found[0].n_seen == N_SEEN, f"there are {found[0].n_seen} seen classes")
 
 
-@promise()
+@promise
 def discovery_without_labels(trial: Trial) -> None:
     """Without labels all clusters are novel, and a warning says so."""
     model, toy = trial.fresh(), trial.plain
@@ -138,11 +138,10 @@ def discovery_without_labels(trial: Trial) -> None:
     expect(not model.novelty(toy.x).any(), "some items are more novel than others")
 
 
-@promise()
+@promise
 def prediction(trial: Trial) -> None:
     """`predict` gives the clusters of known items, novel classes for new items of such, "neither" far from all."""
-    for toy in trial.toys.values():
-        model = trial.discovered(toy)
+    for toy, model in trial.good.items():
         predicted, clusters = model.predict(toy.x, by="clusters"), model.discovery_.clusters
         expect(predicted.shape == (len(toy.x),) and predicted.dtype == object, f"it is {predicted!r}")
         is_near = predicted != "neither"
@@ -159,22 +158,21 @@ def prediction(trial: Trial) -> None:
         expect(alone == new[:10].tolist(), "a prediction depends on the items beside it")
 
 
-@promise()
+@promise
 def novelty(trial: Trial) -> None:
     """`novelty` is finite, larger for items of novel classes, and does not depend on the items beside one."""
-    for toy in trial.toys.values():
-        model = trial.discovered(toy)
+    for toy, model in trial.good.items():
         found, new = model.novelty(toy.x), model.novelty(toy.queries)
         expect(found.shape == (len(toy.x),) and found.dtype == np.float32, f"it is {found.dtype} {found.shape}")
         expect(np.isfinite(found).all(), "it is not finite")
-        seen, novel = found[~toy.is_novel], found[toy.is_novel]
+        seen, novel = found[toy.targets < N_SEEN], found[toy.targets >= N_SEEN]
         expect(np.median(novel) > np.quantile(seen, 0.95), "items of novel classes do not stand out")
         expect(np.median(new) > np.median(seen), "new items of novel classes do not stand out")
         alone = np.concatenate([model.novelty(toy.queries[i : i + 1]) for i in range(10)])
         np.testing.assert_allclose(alone, new[:10], rtol=1e-3, atol=1e-3)
 
 
-@promise()
+@promise
 def discovery_asked_for(trial: Trial) -> None:
     """Before `discover`, after a fit and after a refused fit, `predict` and `novelty` say what to do."""
     toy, model, folder = trial.plain, trial.small(), trial.new_folder()
@@ -194,10 +192,10 @@ def discovery_asked_for(trial: Trial) -> None:
                 use(toy.x)
 
 
-@promise()
+@promise
 def discovery_stored(trial: Trial) -> None:
     """What was discovered comes back from a run folder; a damaged file of it costs a warning, not the run."""
-    toy, model = trial.plain, trial.discovered(trial.plain)
+    toy, model = trial.plain, trial.good[trial.plain]
     first, second = trial.new_folder(), trial.new_folder()
     model.save(first)
     trial.cls.load(first).save(second)

@@ -8,29 +8,19 @@ from combemb.testing.promise import expect, expect_refused_fit, expect_same, pro
 from combemb.testing.trial import N_SEEN, Toy, Trial
 
 
-@promise()
-def hidden_labels(trial: Trial) -> None:
-    """Labels that the file of the embeddings holds, but the call hides, do not change the outcome."""
+@promise
+def labels_in_files(trial: Trial) -> None:
+    """Labels beside the embeddings in a file are used when none are given; otherwise they change nothing."""
     toy = trial.plain
-    for truth in (toy.targets, toy.other_truth):
-        path = trial.new_file("data.npz")
-        np.savez(path, x=toy.x, labels=truth)
-        found = trial.small().fit(path, toy.labels)
-        expect(found.classes_.tolist() == list(range(N_SEEN)), f"classes_ is {found.classes_}")
-        expect_same(found.embed(toy.x), trial.reference(toy), "embeddings of fits with and without hidden labels")
+    for stored, labels in ((toy.labels, None), (toy.targets, toy.labels), (toy.other_truth, toy.labels)):
+        path, what = trial.new_file(".npz"), "labels of a file" if labels is None else "hidden labels"
+        np.savez(path, x=toy.x, labels=stored)
+        found = trial.small().fit(path, labels)
+        expect(found.classes_.tolist() == list(range(N_SEEN)), f"classes_ is {found.classes_} with {what}")
+        expect_same(found.embed(toy.x), trial.references[toy], f"embeddings of fits with {what} and without a file")
 
 
-@promise()
-def stored_labels(trial: Trial) -> None:
-    """Labels beside the embeddings in a file are used when none are given."""
-    toy, path = trial.plain, trial.new_file("data.npz")
-    np.savez(path, x=toy.x, labels=toy.labels)
-    found = trial.small().fit(path)
-    expect(found.classes_.tolist() == list(range(N_SEEN)), f"classes_ is {found.classes_}")
-    expect_same(found.embed(toy.x), trial.reference(toy), "embeddings of fits with labels from a file and from a call")
-
-
-@promise()
+@promise
 def form_of_labels(trial: Trial) -> None:
     """The form of the labels changes nothing."""
     toy = trial.plain
@@ -45,14 +35,14 @@ def form_of_labels(trial: Trial) -> None:
     for form, labels in forms.items():
         found = trial.small().fit(toy.x, labels)
         expect(len(found.classes_) == N_SEEN, f"{form}: classes_ is {found.classes_}")
-        expect_same(found.embed(toy.x), trial.reference(toy), f"embeddings with labels as {form} and as ints")
+        expect_same(found.embed(toy.x), trial.references[toy], f"embeddings with labels as {form} and as ints")
 
 
-@promise()
+@promise
 def form_of_data(trial: Trial) -> None:
     """The form of the data changes nothing."""
-    for is_odd, toy in enumerate(trial.toys.values()):
-        path, read_only = trial.new_file("x.npy"), toy.x.copy()
+    for is_odd, toy in enumerate(trial.toys):
+        path, read_only = trial.new_file(".npy"), toy.x.copy()
         np.save(path, toy.x)
         read_only.flags.writeable = False
         forms = {
@@ -65,16 +55,16 @@ def form_of_data(trial: Trial) -> None:
         }
         for form in list(forms)[is_odd::2]:
             found = trial.small().fit(forms[form], toy.labels).embed(forms[form])
-            expect_same(found, trial.reference(toy), f"embeddings of {form} and of a plain array")
+            expect_same(found, trial.references[toy], f"embeddings of {form} and of a plain array")
     rough = torch.from_numpy(trial.plain.x).bfloat16()
     first, same = (trial.small().fit(x, trial.plain.labels).embed(x) for x in (rough, rough.float()))
     expect_same(first, same, "embeddings of bfloat16 and of the same as float32")
 
 
-@promise()
+@promise
 def data_unchanged(trial: Trial) -> None:
     """Data and labels are not changed, by a fit or later."""
-    for toy in trial.toys.values():
+    for toy in trial.toys:
         x, labels, tensor = toy.x.copy(), toy.labels.copy(), torch.from_numpy(toy.x.copy())
         for data, given in ((x, labels), (tensor, torch.from_numpy(labels))):
             model = trial.small().fit(data, given)
@@ -108,17 +98,17 @@ def _unusable(toy: Toy) -> dict[str, tuple[np.ndarray, np.ndarray, str]]:
     }
 
 
-@promise()
+@promise
 def unusable_data(trial: Trial) -> None:
     """Data that cannot be learned from are refused before anything is written."""
-    for form, toy in trial.toys.items():
+    for toy in trial.toys:
         for what, (x, labels, word) in _unusable(toy).items():
             is_learned = trial.cls.uses_unlabelled or labels is not toy.labels
             given = labels if is_learned else toy.targets  # unlabelled items may be ignored, whatever they hold
-            expect_refused_fit(trial, trial.small(), x, given, f"{what}, {form}", word)
+            expect_refused_fit(trial, trial.small(), x, given, what, word)
 
 
-@promise()
+@promise
 def labels_needed(trial: Trial) -> None:
     """Labels that a method cannot learn from are refused with a ValueError before anything is written."""
     toy = trial.plain
@@ -138,7 +128,7 @@ def labels_needed(trial: Trial) -> None:
             expect(z.isfinite().all(), f"{what}: not all embeddings are finite")
 
 
-@promise()
+@promise
 def large_features(trial: Trial) -> None:
     """Features whose squares are infinite in float32 are refused or learned."""
     toy, scale = trial.plain, np.float32(1e25)
@@ -151,11 +141,11 @@ def large_features(trial: Trial) -> None:
     expect(found.map >= 0.6, f"they are accepted, but novel classes are not retrieved: {found}")
 
 
-@promise()
+@promise
 def embedding_refuses(trial: Trial) -> None:
     """`embed`, `discover`, `predict` and `novelty` refuse items of another width, `embed` items that are not finite."""
-    for toy in trial.toys.values():
-        model, F, query = trial.discovered(toy), toy.x.shape[-1], toy.queries[:1]
+    for toy, model in trial.good.items():
+        F, query = toy.x.shape[-1], toy.queries[:1]
         for width in (F - 1, F + 1):
             for use in (model.embed, model.discover, model.predict, model.novelty):
                 with refused(f"{use.__name__} of {width} features after a fit on {F}", f"{width} features", str(F)):

@@ -9,7 +9,7 @@ from combemb.learning.codes import CodeMethod
 from combemb.learning.head import HeadMethod
 from combemb.learning.run_folder import CONFIG
 from combemb.search.codebook import Codebook
-from combemb.testing.promise import expect, expect_same, promise, refused
+from combemb.testing.promise import expect, expect_same, promise, promise_of, refused
 from combemb.testing.trial import BITS, Trial
 
 
@@ -18,14 +18,14 @@ def is_product(codebook: Any) -> bool:
     return isinstance(codebook, Codebook)
 
 
-@promise()
+@promise
 def codes_or_none(trial: Trial) -> None:
     """Codes have the bits that were asked for and fit the codebook; a method without codes has no `encode`."""
     if not issubclass(trial.cls, CodeMethod):
         expect(not hasattr(trial.cls, "encode"), "it has `encode` and is no CodeMethod")
         return
-    for toy in trial.toys.values():
-        model: Any = trial.good(toy)
+    model: Any
+    for toy, model in trial.good.items():
         codebook, codes, z = model.codebook, model.encode(toy.x), model.embed(toy.x)
         expect(codebook.bits == model.bits == BITS, f"bits={BITS} were asked for, the codebook has {codebook.bits}")
         expect(codes.dtype == torch.uint8, f"codes are {codes.dtype}, not uint8")
@@ -43,11 +43,11 @@ def codes_or_none(trial: Trial) -> None:
             expect_same(codebook.encode(decoded), codes, "codes and the codes of their decoded vectors")
 
 
-@promise()
+@promise
 def predicts_by(trial: Trial) -> None:
     """A method without a head predicts by clusters and refuses `by="head"`; other words are refused by all."""
     toy = trial.plain
-    model: Any = trial.discovered(toy)
+    model: Any = trial.good[toy]
     expected = "head" if issubclass(trial.cls, HeadMethod) else "clusters"
     expect(model.predicts_by == expected, f"predicts_by is {model.predicts_by!r}, not {expected!r}")
     expect_same(model.predict(toy.x), model.predict(toy.x, by=expected), f"predict(x) and predict(x, by={expected!r})")
@@ -56,10 +56,10 @@ def predicts_by(trial: Trial) -> None:
             model.predict(toy.x, by=by)
 
 
-@promise(only_for=HeadMethod)
+@promise_of(HeadMethod)
 def head(trial: Trial) -> None:
     """A head has outputs for `n_novel` novel classes, or for as many as were estimated before training."""
-    toy, (estimated, folder), given_folder = trial.plain, trial.run(trial.plain), trial.new_folder()
+    toy, (estimated, folder), given_folder = trial.plain, trial.runs[trial.plain], trial.new_folder()
     given = trial.fitted(n_novel=3)
     given.save(given_folder)
     numbers = estimated.n_novel_, trial.short.n_novel_
@@ -75,7 +75,7 @@ def head(trial: Trial) -> None:
         expect(found.shape == (len(toy.x),) and found.dtype == object, f"predictions are {found.dtype} {found.shape}")
         expect(set(found) <= names, f"predictions are {set(found)}, the classes {names}")
         expect_same(loaded.predict(toy.x), found, "predictions of the fitted and the loaded method")
-    model = trial.discovered(toy)
+    model = trial.good[toy]
     expect_same(
         model.predict(toy.x, by="clusters"),
         model.discovery_.predict(model.embed(toy.x), toy.clean),
@@ -83,10 +83,10 @@ def head(trial: Trial) -> None:
     )
 
 
-@promise()
+@promise
 def labelled_alone(trial: Trial) -> None:
     """A method with `uses_unlabelled = False` learns the same from the labelled items alone and from all."""
     if not trial.cls.uses_unlabelled:
         toy, known = trial.plain, trial.plain.labels >= 0
         alone = trial.small().fit(toy.x[known], toy.labels[known])
-        expect_same(alone.embed(toy.x), trial.reference(toy), "embeddings of fits on labelled items and on all")
+        expect_same(alone.embed(toy.x), trial.references[toy], "embeddings of fits on labelled items and on all")

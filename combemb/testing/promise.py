@@ -13,8 +13,8 @@ from combemb.learning.method import Method
 from combemb.system.arrays import to_numpy
 from combemb.testing.trial import Trial
 
-Check = Callable[[Trial], None]
 PROMISES: list["Promise"] = []
+DISCOVERY_PARTS = ("assignment", "distance", "confidence", "is_labelled", "centres", "spreads")
 
 
 class BrokenPromise(AssertionError):
@@ -23,28 +23,12 @@ class BrokenPromise(AssertionError):
 
 @dataclass(frozen=True)
 class Promise:
-    """What a method must do.
-
-    Parameters
-    ----------
-    name : str
-        Short name, as `check_method(cls, only=[name])` takes it.
-    text : str
-        What is promised.
-    check : callable
-        Takes a `Trial` and raises an error if its class breaks the promise.
-    only_for : type
-        The methods that make this promise.
-    """
+    """What a method must do: a short name, the text, a check that raises an error, and the methods that promise it."""
 
     name: str
     text: str
-    check: Check
-    only_for: type[Method] = Method
-
-    def applies_to(self, cls: type[Method]) -> bool:
-        """Whether a method makes this promise."""
-        return issubclass(cls, self.only_for)
+    check: Callable[[Trial], None]
+    only_for: type[Any] = Method
 
     def verify(self, trial: Trial) -> None:
         """Raise `BrokenPromise` if the class of the trial breaks the promise, whatever the error is."""
@@ -52,13 +36,19 @@ class Promise:
             self.check(trial)
         except Exception as error:
             how = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-            raise BrokenPromise(f'{trial.cls.__name__} breaks a promise: "{self.text}" ({self.name}): {how}') from error
+            broken = f'{trial.cls.__name__} breaks a promise: "{self.text}" ({self.name}): {how}'
+            raise BrokenPromise(broken) from error
 
 
-def promise(*, only_for: type[Method] = Method) -> Callable[[Check], Check]:
-    """Register a check; the first line of its docstring is the text of the promise."""
+def promise(check: Callable[[Trial], None]) -> Callable[[Trial], None]:
+    """Register the check of a promise; the first line of its docstring is the text."""
+    return promise_of(Method)(check)
 
-    def register(check: Check) -> Check:
+
+def promise_of(only_for: type[Any]) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Register the check of a promise that some methods make."""
+
+    def register(check: Callable[[Trial], None]) -> Callable[[Trial], None]:
         text = (check.__doc__ or "").splitlines()[0].rstrip(".")
         PROMISES.append(Promise(check.__name__, text[0].lower() + text[1:], check, only_for))
         return check
@@ -80,19 +70,18 @@ def expect_same(a: Any, b: Any, what: str) -> None:
     expect(not differs.any(), f"{what} differ in {differs.sum()} of {len(first)} rows")
 
 
-def expect_same_discovery(a: Discovery, b: Discovery, what: str) -> None:
+def expect_same_discovery(a: Discovery, b: Discovery, what: str = "discoveries") -> None:
     """Expect two discoveries to be equal in every part."""
-    expect(a.names.tolist() == b.names.tolist(), f"{what} differ in the names: {a.names} and {b.names}")
     for part in ("n_seen", "n_novel_interval", "reach"):
-        expect(getattr(a, part) == getattr(b, part), f"{what} differ in {part}")
-    for part in ("assignment", "distance", "confidence", "is_labelled", "centres", "spreads"):
-        expect_same(getattr(a, part), getattr(b, part), f"{part} of {what}")
+        expect(getattr(a, part) == getattr(b, part), f"{part} differs: {what}")
+    for part in ("names", *DISCOVERY_PARTS):
+        expect_same(getattr(a, part), getattr(b, part), f"{what}: {part}")
 
 
 @contextmanager
 def refused(what: str, *words: str) -> Iterator[None]:
     """Expect a ValueError whose message has all these words; `what` is what must be refused."""
-    says = " and ".join(map(repr, words))
+    says = " and ".join(map(repr, words)) or "why"
     try:
         yield
     except ValueError as error:
@@ -109,7 +98,7 @@ def expect_refused_fit(trial: Trial, method: Method, x: Any, labels: Any, what: 
     folder = trial.new_folder()
     with refused(f"a fit with {what}", *words):
         method.fit(x, labels, folder=folder)
-    expect(not folder.exists(), f"a fit with {what} is refused only after {written(folder)} were written")
+    expect(not folder.exists(), f"a fit with {what} is refused after {', '.join(written(folder))} were written")
     with refused(f"embed after a refused fit with {what}", "not fitted"):
         method.embed(trial.plain.x)
 

@@ -11,21 +11,20 @@ from safetensors.torch import load_file, save_file
 
 from combemb import methods
 from combemb.data.labels import read_labels
-from combemb.learning.codes import CodeMethod
+from combemb.learning.codes import CodeMethod, require_codes
 from combemb.learning.deep import DeepMethod
 from combemb.learning.run_folder import CONFIG, CURVES, DIAGNOSIS, DISCOVERY, FORMAT_VERSION, LOG, WEIGHTS, RunFolder
 from combemb.learning.saving import was_fitted_with
-from combemb.testing.promise import expect, expect_same, promise, refused, written
+from combemb.testing.promise import expect, expect_same, promise, promise_of, refused, written
 from combemb.testing.trial import N_SEEN, Trial
 
 SUFFIXES = {".json", ".safetensors", ".jsonl", ".png"}
 
 
-@promise()
+@promise
 def folder_gives_back(trial: Trial) -> None:
     """A run folder gives the fitted method back, whether `fit` or `save` wrote it."""
-    for toy in trial.toys.values():
-        fitted, folder = trial.run(toy)
+    for toy, (fitted, folder) in trial.runs.items():
         saved = trial.new_folder()
         fitted.save(saved)
         expect((saved / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes(), "fit and save write other weights")
@@ -43,10 +42,10 @@ def folder_gives_back(trial: Trial) -> None:
                 expect_same(*decoded, "decoded codes of the fitted and the loaded method")
 
 
-@promise()
+@promise
 def folder_files(trial: Trial) -> None:
     """A run folder holds no pickle and no temporary file, and its weights are what `state` returns."""
-    fitted, folder = trial.run(trial.plain)
+    fitted, folder = trial.runs[trial.plain]
     for place in (folder, trial.saved()):
         found = [Path(path) for path in written(place)]
         expect({CONFIG, WEIGHTS} <= {str(path) for path in found}, f"{CONFIG} or {WEIGHTS} is missing")
@@ -55,7 +54,7 @@ def folder_files(trial: Trial) -> None:
         expect(load_file(place / WEIGHTS).keys() == fitted.state().keys(), "its weights are not those of `state`")
 
 
-@promise()
+@promise
 def class_names_stored(trial: Trial) -> None:
     """Names of classes come back from a run folder."""
     folder, names = trial.new_folder(), [f"klasse ä{c}" for c in range(N_SEEN)]
@@ -64,16 +63,16 @@ def class_names_stored(trial: Trial) -> None:
     expect(found == names, f"they were {names} and are {found}")
 
 
-@promise()
+@promise
 def labels_of_the_fit(trial: Trial) -> None:
     """A run folder knows whether labels are those of its fit."""
-    labels, (_, folder) = trial.plain.labels, trial.run(trial.plain)
+    labels, (_, folder) = trial.plain.labels, trial.runs[trial.plain]
     given = {"the same": labels, "shifted": np.roll(labels, 1), "renamed": trial.plain.names()}
     found = {what: was_fitted_with(folder, read_labels(values, len(values))) for what, values in given.items()}
     expect(found == {"the same": True, "shifted": False, "renamed": False}, f"taken for those of the fit: {found}")
 
 
-@promise()
+@promise
 def old_run_kept(trial: Trial) -> None:
     """A run is not replaced unless `overwrite` says so, nor by a fit that is refused."""
     toy, folder = trial.plain, trial.saved()
@@ -87,18 +86,18 @@ def old_run_kept(trial: Trial) -> None:
     expect(written(folder) == before, "a refused call has changed the folder")
 
 
-@promise()
+@promise
 def overwriting(trial: Trial) -> None:
     """A fit that overwrites a run leaves nothing of it, neither in the folder nor in the method."""
     toy, folder, other = trial.plain, trial.new_folder(), trial.fresh()
-    shutil.copytree(trial.run(toy)[1], folder)
+    shutil.copytree(trial.runs[toy][1], folder)
     other.discover(toy.x, toy.labels, 1)
     other.discovery_.save(folder / DISCOVERY)
     expect(hasattr(trial.cls.load(folder), "discovery_"), "the old run has lost what was discovered")
     method = trial.small(seed=2)
     method.discovery_ = other.discovery_
     method.fit(toy.x, toy.labels, folder=folder, overwrite=True)
-    expect(written(folder).keys() == written(trial.run(toy)[1]).keys(), f"the folder holds {sorted(written(folder))}")
+    expect(written(folder).keys() == written(trial.runs[toy][1]).keys(), f"the folder holds {sorted(written(folder))}")
     loaded = trial.cls.load(folder)
     expect(loaded.seed == 2, f"the seed is that of the old run, {loaded.seed}")
     expect_same(loaded.embed(toy.x), method.embed(toy.x), "embeddings of the fitted and the loaded method")
@@ -106,7 +105,7 @@ def overwriting(trial: Trial) -> None:
     expect(not hasattr(method, "discovery_"), "the method still has what it discovered before the fit")
 
 
-@promise()
+@promise
 def refused_resume(trial: Trial) -> None:
     """A resumed fit with other data is refused, changes nothing and leaves the method unfitted."""
     toy, folder, method = trial.plain, trial.saved(), trial.small()
@@ -137,7 +136,7 @@ def _cut(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-10])
 
 
-@promise()
+@promise
 def damaged_folder(trial: Trial) -> None:
     """A damaged run folder, one of another method or of another format is refused, naming it."""
     cases: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -157,21 +156,20 @@ def damaged_folder(trial: Trial) -> None:
             trial.cls.load(folder)
 
 
-@promise(only_for=CodeMethod)
+@promise_of(CodeMethod)
 def codes_counted(trial: Trial) -> None:
     """The diagnosis counts the distinct codes of all items learned from."""
-    for toy in trial.toys.values():
-        fitted, folder = trial.run(toy)
+    for toy, (fitted, folder) in trial.runs.items():
         rows = slice(None) if trial.cls.uses_unlabelled else toy.labels >= 0
         found = json.loads((folder / DIAGNOSIS).read_text()).get("n_codes")
-        n = len(fitted.encode(toy.x[rows]).unique(dim=0))
+        n = len(require_codes(fitted).encode(toy.x[rows]).unique(dim=0))
         expect(found == n, f"n_codes in {DIAGNOSIS} is {found}, there are {n}")
 
 
-@promise(only_for=DeepMethod)
+@promise_of(DeepMethod)
 def training_logged(trial: Trial) -> None:
     """Training is logged epoch by epoch, in `log_` and in the run folder."""
-    fitted, folder = trial.run(trial.plain)
+    fitted, folder = trial.runs[trial.plain]
     found = [record["epoch"] for record in fitted.log_]
     expect(found == list(range(1, fitted.get_params()["epochs"] + 1)), f"log_ has the epochs {found}")
     expect(RunFolder(folder).log() == fitted.log_, f"{LOG} is not log_")

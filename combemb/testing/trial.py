@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +19,11 @@ from torch import Tensor
 
 from combemb.learning.method import Method
 
-SEEN, NOVEL = ("ant", "bee", "cat", "dog"), ("eel", "fox")  # classes of the pictures
 N_SEEN, N_NOVEL, PER_CLASS, N_QUERIES, F = 5, 2, 20, 20, 24  # of the toys
-SIDE, PER_PICTURE_CLASS = 32, 6
-BITS = 12
+SEEN, NOVEL = ("ant", "bee", "cat", "dog"), ("eel", "fox")  # classes of the pictures
+SIDE, BITS = 32, 12
 SMALL = {"bits": BITS, "epochs": 2, "batch_size": 64, "device": "cpu"}
 CACHE = "COMBEMB_CACHE"
-
-OwnMethod = TypeVar("OwnMethod", bound=Method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +46,6 @@ class Toy:
         return self.x if self.x.ndim == 2 else self.x[:, 0]
 
     @property
-    def is_novel(self) -> np.ndarray:
-        """Which items are of novel classes."""
-        return np.asarray(self.targets >= N_SEEN)
-
-    @property
     def other_truth(self) -> np.ndarray:
         """Targets that agree with the labels, but are shuffled where the labels say -1."""
         targets, hidden = self.targets.copy(), np.flatnonzero(self.labels < 0)
@@ -68,47 +60,40 @@ class Toy:
 def make_toy(n_views: int) -> Toy:
     """Make the same items at every call."""
     rng = np.random.default_rng(7)
-    n_classes = N_SEEN + N_NOVEL
-    centres = rng.normal(size=(n_classes, F))
-    targets = np.arange(n_classes * PER_CLASS) % n_classes
+    centres = rng.normal(size=(N_SEEN + N_NOVEL, F))
+    targets = np.arange(len(centres) * PER_CLASS) % len(centres)
     query_targets = N_SEEN + np.arange(N_QUERIES) % N_NOVEL
-    items = centres[targets] + 0.25 * rng.normal(size=(len(targets), F))
-    queries = centres[query_targets] + 0.25 * rng.normal(size=(N_QUERIES, F))
+    items, queries = (centres[of] + 0.25 * rng.normal(size=(len(of), F)) for of in (targets, query_targets))
     labels = np.where((targets < N_SEEN) & (rng.random(len(targets)) < 0.5), targets, -1)
-    x = items[:, None] + 0.1 * rng.normal(size=(len(items), n_views, F))
-    x[:, 0] = items
-    x = x if n_views > 1 else items
+    views = [items + 0.1 * rng.normal(size=items.shape) for _ in range(n_views - 1)]
+    x = np.stack([items, *views], axis=1) if views else items
     return Toy(x.astype(np.float32), labels, targets, queries.astype(np.float32), query_targets)
 
 
 class Pictures:
     """Small pictures of six classes: four seen ones, half of them labelled, and two novel ones."""
 
-    def __init__(self) -> None:
-        half = np.repeat(np.arange(len(SEEN)), PER_PICTURE_CLASS // 2)
-        novel = np.repeat(len(SEEN) + np.arange(len(NOVEL)), PER_PICTURE_CLASS)
-        place = np.concatenate([half, half, novel])
-        self.targets = np.array([*SEEN, *NOVEL], dtype=object)[place]
-        self.labels = np.where(np.arange(len(place)) < len(half), self.targets, None)
+    def __init__(self, n_half: int = 3) -> None:
+        half, novel = np.repeat(SEEN, n_half), np.repeat(NOVEL, 2 * n_half)
+        self.targets = np.concatenate([half, half, novel]).astype(object)
+        self.labels = self.targets.copy()
+        self.labels[len(half) :] = None
         self.ids = [f"{label or 'unlabelled'}/{i:03}.png" for i, label in enumerate(self.labels)]  # sorted
+        self.broken = self.ids[4], self.ids[-5]  # where `write` is told so
         rng = np.random.default_rng(0)
-        pixels = rng.integers(0, 120, (len(place), SIDE, SIDE, 3))
-        colours = rng.permutation(
-            np.array([[30, 100, 30], [100, 30, 30]])[:, rng.permuted([[0, 1, 2]] * 3, axis=1)].reshape(-1, 3)
-        )
-        for image, kind in zip(pixels, place, strict=True):
-            row, column = rng.integers(4, 12, 2)
-            image[row : row + 16, column : column + 16 - 2 * kind] += colours[kind]
-        self.pixels = pixels.astype(np.uint8)
+        self.pixels = rng.integers(0, 120, (len(self.targets), SIDE, SIDE, 3), dtype=np.uint8)
+        colours = dict(zip((*SEEN, *NOVEL), itertools.product((0, 110), (0, 110), (20, 90)), strict=False))
+        for image, target in zip(self.pixels, self.targets, strict=True):
+            row, column = rng.integers(2, 14, 2)
+            image[row : row + 16, column : column + 16] += np.array(colours[target], np.uint8)
 
     def write(self, folder: Path, broken: tuple[str, ...] = ()) -> Path:
         """Write the pictures as files, the broken ones cut short."""
         for name, image in zip(self.ids, self.pixels, strict=True):
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(path)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / name)
             if name in broken:
-                path.write_bytes(path.read_bytes()[:100])
+                (folder / name).write_bytes((folder / name).read_bytes()[:100])
         return folder
 
     def write_manifest(self, path: Path, folder: Path, labels: Any, **columns: Any) -> Path:
@@ -118,19 +103,19 @@ class Pictures:
         return path
 
 
-class Trial(Generic[OwnMethod]):
+class Trial:
     """A class of methods with toy data and fits on them, each made when it is first asked for.
 
-    Used as a context manager: temporary files are removed at the end, and features of images are cached among them.
-    Shared fits must not be changed; `fresh` returns one that may be asked for classes.
+    Used as a context manager: temporary files, among them the cache for features of images, are removed at the end.
+    Shared fits must not be changed; `fresh` and `image_model` return copies that may be asked for classes.
     """
 
-    def __init__(self, cls: type[OwnMethod]):
+    def __init__(self, cls: type[Method]):
         self.cls = cls
         self.plain, self.views = make_toy(n_views=1), make_toy(n_views=3)
-        self.toys = {"one view": self.plain, "three views": self.views}
+        self.toys = (self.plain, self.views)
+        self.pictures = Pictures()
         self._numbers = itertools.count()
-        self._shared: dict[Any, Any] = {}
 
     def __enter__(self) -> Self:
         self._root = Path(tempfile.mkdtemp(prefix="combemb-testing-"))
@@ -139,7 +124,7 @@ class Trial(Generic[OwnMethod]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.environ.pop(CACHE)
+        del os.environ[CACHE]
         if self._cache_before is not None:
             os.environ[CACHE] = self._cache_before
         shutil.rmtree(self._root, ignore_errors=True)
@@ -148,37 +133,28 @@ class Trial(Generic[OwnMethod]):
         """Return a place for a folder that does not exist yet."""
         return self._root / f"folder-{next(self._numbers)}"
 
-    def new_file(self, name: str) -> Path:
-        """Return a place for a file in a new folder."""
-        folder = self.new_folder()
-        folder.mkdir()
-        return folder / name
+    def new_file(self, suffix: str) -> Path:
+        """Return a place for a file that does not exist yet."""
+        return self._root / f"file-{next(self._numbers)}{suffix}"
 
-    def small(self, **settings: Any) -> OwnMethod:
+    def small(self, **settings: Any) -> Method:
         """Return a method that is quick on the toy data: small values of the settings that it has, and those given."""
         known = {field.name for field in dataclasses.fields(self.cls)}
         return self.cls(**{**{name: value for name, value in SMALL.items() if name in known}, **settings})
 
-    def fitted(self, **settings: Any) -> OwnMethod:
-        """Return a small method after a short fit on the plain toy."""
-        return self.small(**settings).fit(self.plain.x, self.plain.labels)
+    def fitted(self, toy: Toy | None = None, **settings: Any) -> Method:
+        """Return a small method after a short fit."""
+        toy = toy or self.plain
+        return self.small(**settings).fit(toy.x, toy.labels)
 
     @cached_property
-    def short(self) -> OwnMethod:
-        """A short fit on the plain toy, to be shared."""
+    def short(self) -> Method:
+        """A short fit on the plain toy."""
         return self.fitted()
 
-    def fresh(self) -> OwnMethod:
+    def fresh(self) -> Method:
         """Return a copy of the short fit."""
         return copy.copy(self.short)
-
-    def reference(self, toy: Toy) -> Tensor:
-        """Return what a short fit on a toy embeds its items as."""
-        if toy not in self._shared:
-            fitted = self.short if toy is self.plain else self.small().fit(toy.x, toy.labels)
-            self._shared[toy] = fitted.embed(toy.x)
-        found: Tensor = self._shared[toy]
-        return found
 
     def saved(self) -> Path:
         """Return a new run folder of the short fit."""
@@ -186,58 +162,46 @@ class Trial(Generic[OwnMethod]):
         self.short.save(folder)
         return folder
 
-    def run(self, toy: Toy) -> tuple[OwnMethod, Path]:
-        """Return a fit that is long enough to be good, and its run folder."""
-        if ("run", toy) not in self._shared:
-            folder = self.new_folder()
-            longer = {"epochs": 15} if "epochs" in self.small().get_params() else {}
-            self._shared["run", toy] = self.small(**longer).fit(toy.x, toy.labels, folder=folder), folder
-        found: tuple[OwnMethod, Path] = self._shared["run", toy]
-        return found
-
-    def good(self, toy: Toy) -> OwnMethod:
-        """Return a fit that is long enough to be good."""
-        return self.run(toy)[0]
-
-    def discovered(self, toy: Toy) -> OwnMethod:
-        """Return a good fit that was asked for the classes of its items."""
-        if ("discovered", toy) not in self._shared:
-            model = copy.copy(self.good(toy))
-            model.discover(toy.x, toy.labels)
-            self._shared["discovered", toy] = model
-        found: OwnMethod = self._shared["discovered", toy]
-        return found
+    @cached_property
+    def references(self) -> dict[Toy, Tensor]:
+        """The embeddings of each toy's items after a short fit on it."""
+        return {self.plain: self.short.embed(self.plain.x), self.views: self.fitted(self.views).embed(self.views.x)}
 
     @cached_property
-    def pictures(self) -> Pictures:
-        """Small pictures."""
-        return Pictures()
+    def runs(self) -> dict[Toy, tuple[Method, Path]]:
+        """A fit on each toy that is long enough to be good, and its run folder."""
+        longer = {"epochs": 15} if "epochs" in self.small().get_params() else {}
+        folders = {toy: self.new_folder() for toy in self.toys}
+        return {toy: (self.small(**longer).fit(toy.x, toy.labels, folder=to), to) for toy, to in folders.items()}
+
+    @cached_property
+    def good(self) -> dict[Toy, Method]:
+        """The good fits, asked for the classes of their items."""
+        found = {toy: copy.copy(method) for toy, (method, _) in self.runs.items()}
+        for toy, method in found.items():
+            method.discover(toy.x, toy.labels)
+        return found
 
     @cached_property
     def photos(self) -> Path:
         """A folder of the pictures."""
         return self.pictures.write(self.new_folder())
 
-    @property
-    def broken(self) -> tuple[str, ...]:
-        """The pictures in `damaged` that cannot be read."""
-        return self.pictures.ids[4], self.pictures.ids[-5]
-
     @cached_property
     def damaged(self) -> Path:
         """A folder of the pictures of which two are broken."""
-        return self.pictures.write(self.new_folder(), self.broken)
+        return self.pictures.write(self.new_folder(), self.pictures.broken)
 
-    def small_for_images(self) -> OwnMethod:
+    def small_for_images(self) -> Method:
         """Return a method that is quick on the pictures."""
         return self.small(image_size=SIDE, n_views=2)
 
     @cached_property
-    def image_run(self) -> tuple[OwnMethod, Path]:
+    def image_run(self) -> tuple[Method, Path]:
         """A short fit on the folder of pictures, and its run folder."""
         folder = self.new_folder()
         return self.small_for_images().fit(self.photos, folder=folder), folder
 
-    def image_model(self) -> OwnMethod:
+    def image_model(self) -> Method:
         """Return a copy of the short fit on pictures."""
         return copy.copy(self.image_run[0])
