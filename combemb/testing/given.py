@@ -8,7 +8,7 @@ from combemb.testing.promise import expect, expect_refused_fit, expect_same, pro
 from combemb.testing.trial import N_SEEN, Toy, Trial
 
 
-@promise
+@promise()
 def labels_in_files(trial: Trial) -> None:
     """Labels beside the embeddings in a file are used when none are given; otherwise they change nothing."""
     toy = trial.plain
@@ -20,7 +20,7 @@ def labels_in_files(trial: Trial) -> None:
         expect_same(found.embed(toy.x), trial.references[toy], f"embeddings of fits with {what} and without a file")
 
 
-@promise
+@promise()
 def form_of_labels(trial: Trial) -> None:
     """The form of the labels changes nothing."""
     toy = trial.plain
@@ -38,7 +38,7 @@ def form_of_labels(trial: Trial) -> None:
         expect_same(found.embed(toy.x), trial.references[toy], f"embeddings with labels as {form} and as ints")
 
 
-@promise
+@promise()
 def form_of_data(trial: Trial) -> None:
     """The form of the data changes nothing."""
     for is_odd, toy in enumerate(trial.toys):
@@ -61,7 +61,7 @@ def form_of_data(trial: Trial) -> None:
     expect_same(first, same, "embeddings of bfloat16 and of the same as float32")
 
 
-@promise
+@promise()
 def data_unchanged(trial: Trial) -> None:
     """Data and labels are not changed, by a fit or later."""
     for toy in trial.toys:
@@ -98,7 +98,7 @@ def _unusable(toy: Toy) -> dict[str, tuple[np.ndarray, np.ndarray, str]]:
     }
 
 
-@promise
+@promise()
 def unusable_data(trial: Trial) -> None:
     """Data that cannot be learned from are refused before anything is written."""
     for toy in trial.toys:
@@ -108,7 +108,7 @@ def unusable_data(trial: Trial) -> None:
             expect_refused_fit(trial, trial.small(), x, given, what, word)
 
 
-@promise
+@promise()
 def labels_needed(trial: Trial) -> None:
     """Labels that a method cannot learn from are refused with a ValueError before anything is written."""
     toy = trial.plain
@@ -128,7 +128,7 @@ def labels_needed(trial: Trial) -> None:
             expect(z.isfinite().all(), f"{what}: not all embeddings are finite")
 
 
-@promise
+@promise()
 def large_features(trial: Trial) -> None:
     """Features whose squares are infinite in float32 are refused or learned."""
     toy, scale = trial.plain, np.float32(1e25)
@@ -141,7 +141,7 @@ def large_features(trial: Trial) -> None:
     expect(found.map >= 0.6, f"they are accepted, but novel classes are not retrieved: {found}")
 
 
-@promise
+@promise()
 def embedding_refuses(trial: Trial) -> None:
     """`embed`, `discover`, `predict` and `novelty` refuse items of another width, `embed` items that are not finite."""
     for toy, model in trial.good.items():

@@ -16,9 +16,9 @@ from combemb.testing.promise import (
 from combemb.testing.trial import BITS, SEEN, Trial
 
 
-@promise
+@promise()
 def images_embedded(trial: Trial) -> None:
-    """Images become finite embeddings and codes, the same from a folder and from an array."""
+    """Images become finite embeddings and codes, the same from a folder, an array and after `load`."""
     pictures, model = trial.pictures, trial.image_model()
     expect(model.classes_.tolist() == list(SEEN), f"classes_ is {model.classes_}, the folders are {SEEN}")
     of_array = trial.small_for_images().fit(pictures.pixels, pictures.labels)
@@ -30,28 +30,23 @@ def images_embedded(trial: Trial) -> None:
     expect(z.isfinite().all(), "embeddings are not finite")
     expect(len(z.unique(dim=0)) > N // 2, "most images have the same embedding")
     expect_same(model.embed(pictures.pixels), z, "embeddings of the same images from an array and from a folder")
-    # Features of some images may be stored in float16 and of others not.
+    # Cached features are stored in float16, those of a few images are not.
     torch.testing.assert_close(model.embed(pictures.pixels[:3]), z[:3], rtol=1e-2, atol=1e-2)
     if isinstance(model, CodeMethod):
         codes = model.encode(trial.photos)
         expect(model.codebook.bits == BITS, f"the codebook has {model.codebook.bits} bits instead of {BITS}")
         expect(codes.shape == (N, len(model.codebook.sizes)), f"codes have shape {tuple(codes.shape)}")
         expect_same(codes, model.codebook.encode(z), "codes of images and of their embeddings")
-
-
-@promise
-def image_folder_gives_back(trial: Trial) -> None:
-    """A run folder gives a method for images back."""
-    (fitted, folder), saved = trial.image_run, trial.new_folder()
-    fitted.save(saved)
-    for place in (folder, saved):
+    saved = trial.new_folder()
+    model.save(saved)
+    for place in (trial.image_run[1], saved):
         loaded = trial.cls.load(place)
-        expect(loaded.get_params() == fitted.get_params(), "it gives other settings")
-        expect_same(loaded.embed(trial.photos), fitted.embed(trial.photos), "embeddings before and after")
-        expect("broken.csv" not in written(place), "it lists broken images, and there are none")
+        expect(loaded.get_params() == model.get_params(), "a run folder gives other settings back")
+        expect_same(loaded.embed(trial.photos), z, "embeddings of the fitted and the loaded method")
+        expect("broken.csv" not in written(place), "a run folder lists broken images, and there are none")
 
 
-@promise
+@promise()
 def unusable_images(trial: Trial) -> None:
     """Arrays that are no images, or more or fewer images than labels, are refused before anything is written."""
     x, labels = trial.pictures.pixels, trial.pictures.labels
@@ -61,7 +56,7 @@ def unusable_images(trial: Trial) -> None:
         expect_refused_fit(trial, trial.small_for_images(), given, labels, what, word)
 
 
-@promise
+@promise()
 def broken_images(trial: Trial) -> None:
     """Labels stay with their images where some are broken; those are named, and refused where every item has a row."""
     model, pictures = trial.image_model(), trial.pictures
@@ -74,6 +69,7 @@ def broken_images(trial: Trial) -> None:
     expect_same(found.is_labelled, known, "labelled images")
     expect_same(found.clusters[known], expected[known], "classes of labelled images")
     data = model.read(trial.damaged)
+    expect(data.labels.texts() == pictures.labels[whole].tolist(), "labels stored beside images are shifted")
     expect(set(data.broken) == set(pictures.broken), f"broken images are {list(data.broken)}, not {pictures.broken}")
     expect_same_discovery(
         model.discover(data, expected, 2), found, "discoveries of a folder and of what `read` returns"
@@ -89,14 +85,14 @@ def broken_images(trial: Trial) -> None:
             model.discover(trial.damaged, [*pictures.labels, None][:n], 2)
 
 
-@promise
+@promise()
 def image_labels(trial: Trial) -> None:
     """Labels beside the images are used, except those of a test split; several labels per image are refused."""
     model, pictures, path = trial.image_model(), trial.pictures, trial.new_file(".csv")
     found = model.discover(trial.damaged, n_novel=2)
-    expect(found.names.tolist() == [*SEEN, "novel-1", "novel-2"], f"the classes are {found.names}")
     expect_same_discovery(model.discover(trial.damaged, pictures.labels, 2), found, "discoveries with labels given")
     whole = model.discover(trial.photos, n_novel=2)
+    expect(whole.names.tolist() == [*SEEN, "novel-1", "novel-2"], f"the classes are {whole.names}")
     expect_same_discovery(model.discover(pictures.pixels, pictures.labels, 2), whole, "discoveries of an array")
     expect_same(model.predict(pictures.pixels[:5]), model.predict(trial.photos)[:5], "predictions for an array")
     split = np.where(np.arange(len(pictures.ids)) % 3 == 0, "test", "train")

@@ -9,7 +9,7 @@ from combemb.learning.codes import CodeMethod
 from combemb.learning.head import HeadMethod
 from combemb.learning.run_folder import CONFIG
 from combemb.search.codebook import Codebook
-from combemb.testing.promise import expect, expect_same, promise, promise_of, refused
+from combemb.testing.promise import expect, expect_same, promise, refused
 from combemb.testing.trial import BITS, Trial
 
 
@@ -18,7 +18,7 @@ def is_product(codebook: Any) -> bool:
     return isinstance(codebook, Codebook)
 
 
-@promise
+@promise()
 def codes_or_none(trial: Trial) -> None:
     """Codes have the bits that were asked for and fit the codebook; a method without codes has no `encode`."""
     if not issubclass(trial.cls, CodeMethod):
@@ -43,7 +43,7 @@ def codes_or_none(trial: Trial) -> None:
             expect_same(codebook.encode(decoded), codes, "codes and the codes of their decoded vectors")
 
 
-@promise
+@promise()
 def predicts_by(trial: Trial) -> None:
     """A method without a head predicts by clusters and refuses `by="head"`; other words are refused by all."""
     toy = trial.plain
@@ -56,7 +56,7 @@ def predicts_by(trial: Trial) -> None:
             model.predict(toy.x, by=by)
 
 
-@promise_of(HeadMethod)
+@promise(only_for=HeadMethod)
 def head(trial: Trial) -> None:
     """A head has outputs for `n_novel` novel classes, or for as many as were estimated before training."""
     toy, (estimated, folder), given_folder = trial.plain, trial.runs[trial.plain], trial.new_folder()
@@ -83,7 +83,7 @@ def head(trial: Trial) -> None:
     )
 
 
-@promise
+@promise()
 def labelled_alone(trial: Trial) -> None:
     """A method with `uses_unlabelled = False` learns the same from the labelled items alone and from all."""
     if not trial.cls.uses_unlabelled:

@@ -14,7 +14,7 @@ from combemb.testing.promise import expect, expect_same, promise
 from combemb.testing.trial import N_SEEN, Trial
 
 
-@promise
+@promise()
 def embeddings(trial: Trial) -> None:
     """Embeddings are finite float32 (N, D), differ between items and are the same at every call."""
     for toy, model in trial.good.items():
@@ -26,7 +26,7 @@ def embeddings(trial: Trial) -> None:
         expect_same(model.embed(toy.x), z, "those of two calls")
 
 
-@promise
+@promise()
 def embedded_alone(trial: Trial) -> None:
     """The embedding of an item depends on its clean view alone, not on other views and items."""
     for toy, model in trial.good.items():
@@ -37,7 +37,7 @@ def embedded_alone(trial: Trial) -> None:
             expect_same(model.embed(given), z, "embeddings of the clean view and of all views")
 
 
-@promise
+@promise()
 def novel_classes_retrieved(trial: Trial) -> None:
     """New items of novel classes retrieve items of their own class, by embeddings and by codes."""
     for toy, model in trial.good.items():
@@ -49,7 +49,7 @@ def novel_classes_retrieved(trial: Trial) -> None:
             expect(retrieval.map >= 0.6 > 2 * retrieval.chance, f"by {kind}: {retrieval}")
 
 
-@promise
+@promise()
 def seed_decides(trial: Trial) -> None:
     """The seed decides the outcome."""
     for toy in trial.toys:
@@ -61,7 +61,7 @@ def seed_decides(trial: Trial) -> None:
             expect_same(first.encode(toy.x), same.encode(toy.x), "codes of two fits with seed=3")
 
 
-@promise
+@promise()
 def second_fit(trial: Trial) -> None:
     """`fit` returns the method itself and forgets an earlier fit."""
     toy, labels, method = trial.plain, trial.plain.labels[::-1], trial.small()
@@ -98,7 +98,7 @@ def _global_state(seed: int) -> Iterator[None]:
         random.setstate(before[2])
 
 
-@promise
+@promise()
 def global_state(trial: Trial) -> None:
     """The global random state is neither used nor changed, and the number of threads is left as it was."""
     x, labels, folder, found = trial.plain.x, trial.plain.labels, trial.new_folder(), []
@@ -115,7 +115,7 @@ def global_state(trial: Trial) -> None:
         expect_same(first, second, f"{what} of two fits with another global random state")
 
 
-@promise
+@promise()
 def numpy_settings(trial: Trial) -> None:
     """Numbers of numpy, as a sweep over `np.arange` gives them, are taken as settings."""
     kinds, chosen, folder = {int: np.int64, float: np.float64}, trial.small().get_params(), trial.new_folder()

@@ -13,6 +13,7 @@ from combemb.learning.method import Method
 from combemb.system.arrays import to_numpy
 from combemb.testing.trial import Trial
 
+Check = Callable[[Trial], None]
 PROMISES: list["Promise"] = []
 DISCOVERY_PARTS = ("assignment", "distance", "confidence", "is_labelled", "centres", "spreads")
 
@@ -27,7 +28,7 @@ class Promise:
 
     name: str
     text: str
-    check: Callable[[Trial], None]
+    check: Check
     only_for: type[Any] = Method
 
     def verify(self, trial: Trial) -> None:
@@ -40,15 +41,10 @@ class Promise:
             raise BrokenPromise(broken) from error
 
 
-def promise(check: Callable[[Trial], None]) -> Callable[[Trial], None]:
+def promise(only_for: type[Any] = Method) -> Callable[[Check], Check]:
     """Register the check of a promise; the first line of its docstring is the text."""
-    return promise_of(Method)(check)
 
-
-def promise_of(only_for: type[Any]) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Register the check of a promise that some methods make."""
-
-    def register(check: Callable[[Trial], None]) -> Callable[[Trial], None]:
+    def register(check: Check) -> Check:
         text = (check.__doc__ or "").splitlines()[0].rstrip(".")
         PROMISES.append(Promise(check.__name__, text[0].lower() + text[1:], check, only_for))
         return check

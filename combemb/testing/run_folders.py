@@ -2,12 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from combemb import methods
 from combemb.data.labels import read_labels
@@ -15,13 +13,13 @@ from combemb.learning.codes import CodeMethod, require_codes
 from combemb.learning.deep import DeepMethod
 from combemb.learning.run_folder import CONFIG, CURVES, DIAGNOSIS, DISCOVERY, FORMAT_VERSION, LOG, WEIGHTS, RunFolder
 from combemb.learning.saving import was_fitted_with
-from combemb.testing.promise import expect, expect_same, promise, promise_of, refused, written
+from combemb.testing.promise import expect, expect_same, promise, refused, written
 from combemb.testing.trial import N_SEEN, Trial
 
 SUFFIXES = {".json", ".safetensors", ".jsonl", ".png"}
 
 
-@promise
+@promise()
 def folder_gives_back(trial: Trial) -> None:
     """A run folder gives the fitted method back, whether `fit` or `save` wrote it."""
     for toy, (fitted, folder) in trial.runs.items():
@@ -42,7 +40,7 @@ def folder_gives_back(trial: Trial) -> None:
                 expect_same(*decoded, "decoded codes of the fitted and the loaded method")
 
 
-@promise
+@promise()
 def folder_files(trial: Trial) -> None:
     """A run folder holds no pickle and no temporary file, and its weights are what `state` returns."""
     fitted, folder = trial.runs[trial.plain]
@@ -54,25 +52,21 @@ def folder_files(trial: Trial) -> None:
         expect(load_file(place / WEIGHTS).keys() == fitted.state().keys(), "its weights are not those of `state`")
 
 
-@promise
-def class_names_stored(trial: Trial) -> None:
-    """Names of classes come back from a run folder."""
-    folder, names = trial.new_folder(), [f"klasse ä{c}" for c in range(N_SEEN)]
-    trial.small().fit(trial.plain.x, trial.plain.names("klasse ä{}", gap="")).save(folder)
-    found = trial.cls.load(folder).classes_.tolist()
-    expect(found == names, f"they were {names} and are {found}")
+@promise()
+def classes_stored(trial: Trial) -> None:
+    """A run folder gives the names of classes back, and knows whether labels are those of its fit."""
+    folder, toy = trial.new_folder(), trial.plain
+    trial.small().fit(toy.x, toy.names("klasse ä{}", gap="")).save(folder)
+    names = trial.cls.load(folder).classes_.tolist()
+    expect(names == [f"klasse ä{c}" for c in range(N_SEEN)], f"the names are {names}")
+    for values, is_same in ((toy.labels, True), (np.roll(toy.labels, 1), False), (toy.names(), False)):
+        found = was_fitted_with(trial.runs[toy][1], read_labels(values, len(values)))
+        expect(
+            found == is_same, f"{'the' if is_same else 'other'} labels are{'' if found else ' not'} taken for its own"
+        )
 
 
-@promise
-def labels_of_the_fit(trial: Trial) -> None:
-    """A run folder knows whether labels are those of its fit."""
-    labels, (_, folder) = trial.plain.labels, trial.runs[trial.plain]
-    given = {"the same": labels, "shifted": np.roll(labels, 1), "renamed": trial.plain.names()}
-    found = {what: was_fitted_with(folder, read_labels(values, len(values))) for what, values in given.items()}
-    expect(found == {"the same": True, "shifted": False, "renamed": False}, f"taken for those of the fit: {found}")
-
-
-@promise
+@promise()
 def old_run_kept(trial: Trial) -> None:
     """A run is not replaced unless `overwrite` says so, nor by a fit that is refused."""
     toy, folder = trial.plain, trial.saved()
@@ -86,7 +80,7 @@ def old_run_kept(trial: Trial) -> None:
     expect(written(folder) == before, "a refused call has changed the folder")
 
 
-@promise
+@promise()
 def overwriting(trial: Trial) -> None:
     """A fit that overwrites a run leaves nothing of it, neither in the folder nor in the method."""
     toy, folder, other = trial.plain, trial.new_folder(), trial.fresh()
@@ -105,7 +99,7 @@ def overwriting(trial: Trial) -> None:
     expect(not hasattr(method, "discovery_"), "the method still has what it discovered before the fit")
 
 
-@promise
+@promise()
 def refused_resume(trial: Trial) -> None:
     """A resumed fit with other data is refused, changes nothing and leaves the method unfitted."""
     toy, folder, method = trial.plain, trial.saved(), trial.small()
@@ -117,46 +111,27 @@ def refused_resume(trial: Trial) -> None:
         method.embed(toy.x)
 
 
-def _edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        config = json.loads((folder / CONFIG).read_text())
-        change(config)
-        (folder / CONFIG).write_text(json.dumps(config))
-
-    return edit
-
-
-def _without_a_tensor(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    del tensors[min(tensors)]
-    save_file(tensors, folder / WEIGHTS)
-
-
-def _cut(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-10])
-
-
-@promise
+@promise()
 def damaged_folder(trial: Trial) -> None:
     """A damaged run folder, one of another method or of another format is refused, naming it."""
-    cases: dict[str, tuple[Callable[[Path], None], str]] = {
-        f"a {CONFIG} without {key}": (_edited(lambda config, key=key: config.pop(key)), key)  # type: ignore[misc]
-        for key in ("settings", "method", "classes")
-    }
-    for version in (FORMAT_VERSION - 1, FORMAT_VERSION + 1):
-        change = _edited(lambda config, version=version: config.update(format_version=version))  # type: ignore[misc]
-        cases[f"format {version}"] = change, "fit again"
-    cases["a folder of another method"] = _edited(lambda config: config.update(method="no:Such")), "no:Such"
-    cases["a missing tensor"] = _without_a_tensor, "fit again"
-    cases["a file of weights that was cut"] = _cut, "fit again"
-    for what, (damage, word) in cases.items():
-        folder = trial.saved()
-        damage(folder)
-        with refused(what, str(folder), word):
+    folder = trial.saved()
+    config, weights, tensors = json.loads((folder / CONFIG).read_text()), folder / WEIGHTS, load_file(folder / WEIGHTS)
+    keys, versions = ("settings", "method", "classes"), (FORMAT_VERSION - 1, FORMAT_VERSION + 1)
+    cases = [(key, {name: value for name, value in config.items() if name != key}) for key in keys]
+    cases += [("; fit again", {**config, "format_version": version}) for version in versions]
+    for word, stored in [*cases, ("no:Such", {**config, "method": "no:Such"})]:
+        (folder / CONFIG).write_text(json.dumps(stored))
+        with refused(f"a {CONFIG} with {stored}", str(folder), word):
+            trial.cls.load(folder)
+    (folder / CONFIG).write_text(json.dumps(config))
+    del tensors[min(tensors)]
+    for what, data in {"cut short": weights.read_bytes()[:-10], "without a tensor": save(tensors)}.items():
+        weights.write_bytes(data)
+        with refused(f"a file of weights {what}", str(folder), "fit again"):
             trial.cls.load(folder)
 
 
-@promise_of(CodeMethod)
+@promise(only_for=CodeMethod)
 def codes_counted(trial: Trial) -> None:
     """The diagnosis counts the distinct codes of all items learned from."""
     for toy, (fitted, folder) in trial.runs.items():
@@ -166,7 +141,7 @@ def codes_counted(trial: Trial) -> None:
         expect(found == n, f"n_codes in {DIAGNOSIS} is {found}, there are {n}")
 
 
-@promise_of(DeepMethod)
+@promise(only_for=DeepMethod)
 def training_logged(trial: Trial) -> None:
     """Training is logged epoch by epoch, in `log_` and in the run folder."""
     fitted, folder = trial.runs[trial.plain]

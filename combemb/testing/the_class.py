@@ -20,11 +20,11 @@ from combemb.learning.deep import DeepMethod
 from combemb.learning.run_folder import CONFIG
 from combemb.learning.saving import method_name
 from combemb.learning.settings import Limits
-from combemb.testing.promise import expect, expect_refused_fit, promise, promise_of, refused, written
+from combemb.testing.promise import expect, expect_refused_fit, promise, refused, written
 from combemb.testing.trial import Trial
 
 
-@promise
+@promise()
 def settings_described(trial: Trial) -> None:
     """Every setting has a description and a default that is allowed, every number limits."""
     for field in dataclasses.fields(trial.cls):
@@ -36,7 +36,7 @@ def settings_described(trial: Trial) -> None:
     trial.cls().check_settings()
 
 
-@promise
+@promise()
 def constructor_stores(trial: Trial) -> None:
     """The constructor stores the settings as they are and does nothing else."""
     given: dict[str, Any] = {field.name: object() for field in dataclasses.fields(trial.cls)}
@@ -48,7 +48,7 @@ def constructor_stores(trial: Trial) -> None:
     expect(not changed, f"it does not store {', '.join(changed)} as given")
 
 
-@promise
+@promise()
 def sklearn_settings(trial: Trial) -> None:
     """The settings can be read, changed, shown and copied as scikit-learn does it; a copy is not fitted."""
     method, name = trial.small(seed=5), trial.cls.__name__
@@ -68,7 +68,7 @@ def sklearn_settings(trial: Trial) -> None:
         copy.embed(trial.plain.x)
 
 
-@promise
+@promise()
 def grid_search(trial: Trial) -> None:
     """scikit-learn can search a grid of settings."""
 
@@ -82,7 +82,7 @@ def grid_search(trial: Trial) -> None:
     expect(np.isfinite(search.cv_results_["mean_test_score"]).all(), "a fit failed")
 
 
-@promise
+@promise()
 def documented(trial: Trial) -> None:
     """The class names its paper with the year, and its docstring gives authors, year and formula."""
     text = trial.cls.__doc__ or ""
@@ -91,14 +91,14 @@ def documented(trial: Trial) -> None:
     expect("=" in text, "the docstring has no formula")
 
 
-@promise
+@promise()
 def found_by_name(trial: Trial) -> None:
     """`combemb.methods.get` finds the class by the name that its run folders carry."""
     name = method_name(trial.cls)
     expect(methods.get(name) is trial.cls, f"{name!r} is another class; define it at the top level of a module")
 
 
-@promise
+@promise()
 def unfitted_use(trial: Trial) -> None:
     """A method that is not fitted says so when it is used."""
     method, folder = trial.small(), trial.new_folder()
@@ -120,7 +120,7 @@ def values_outside(field: "dataclasses.Field[Any]") -> Iterator[Any]:
     yield from [*outside, math.nan] if outside else []
 
 
-@promise
+@promise()
 def settings_checked(trial: Trial) -> None:
     """A setting outside its limits is refused by `fit`, before anything is written, and by `load`, naming it."""
     x, labels, old, edited = trial.plain.x, trial.plain.labels, trial.saved(), trial.saved()
@@ -139,7 +139,7 @@ def settings_checked(trial: Trial) -> None:
     expect(written(old) == before, "a refused fit has changed the old run in its folder")
 
 
-@promise_of(DeepMethod)
+@promise(only_for=DeepMethod)
 def batch_size_checked(trial: Trial) -> None:
     """A batch that cannot hold labelled and unlabelled items is refused before anything is written."""
     if trial.cls.uses_unlabelled:

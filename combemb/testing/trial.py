@@ -17,12 +17,16 @@ from PIL import Image
 from pyarrow import csv
 from torch import Tensor
 
+from combemb.backbones.resnet18 import ResNet18
 from combemb.learning.method import Method
+from combemb.system.files import write_tensors
+from combemb.system.machine import seeded
 
 N_SEEN, N_NOVEL, PER_CLASS, N_QUERIES, F = 5, 2, 20, 20, 24  # of the toys
 SEEN, NOVEL = ("ant", "bee", "cat", "dog"), ("eel", "fox")  # classes of the pictures
 SIDE, BITS = 32, 12
 SMALL = {"bits": BITS, "epochs": 2, "batch_size": 64, "device": "cpu"}
+BACKBONE: dict[str, Any] = {"backbone": "resnet18", "backbone_width": 8}  # few features, so that discovery is quick
 CACHE = "COMBEMB_CACHE"
 
 
@@ -194,7 +198,14 @@ class Trial:
 
     def small_for_images(self) -> Method:
         """Return a method that is quick on the pictures."""
-        return self.small(image_size=SIDE, n_views=2)
+        return self.small(image_size=SIDE, n_views=2, **BACKBONE, backbone_weights=self._backbone_weights)
+
+    @cached_property
+    def _backbone_weights(self) -> str:
+        path = self.new_file(".safetensors")
+        with seeded(0):
+            write_tensors(path, ResNet18(BACKBONE["backbone_width"]).state_dict())
+        return str(path)
 
     @cached_property
     def image_run(self) -> tuple[Method, Path]:
