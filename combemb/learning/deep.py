@@ -252,7 +252,8 @@ class DeepMethod(Method):
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Build the tower again and fill it."""
-        components = state.get("feature_map.components")
+        is_whole = self.images_ is not None and self.finetune == "all"  # a backbone that starts at random has no map
+        components = state.get("feature_map.components") if is_whole else state["feature_map.components"]
         feature_map = nn.Identity() if components is None else FeatureMap(*components.shape)
         device = resolved(self.device)
         self.tower_ = Tower(trained_part(self.images_, device), feature_map, nn.Identity()).to(device)

@@ -1,0 +1,104 @@
+"""Promises: what every method must do, each checked by one function that raises an error where a method does not."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from combemb.discovery.result import Discovery
+from combemb.learning.method import Method
+from combemb.system.arrays import to_numpy
+from combemb.testing.trial import Trial
+
+Check = Callable[[Trial], None]
+PROMISES: list["Promise"] = []
+DISCOVERY_PARTS = ("assignment", "distance", "confidence", "is_labelled", "centres", "spreads")
+
+
+class BrokenPromise(AssertionError):
+    """A method breaks a promise; the message says which one, and how."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a method must do: a short name, the text, a check that raises an error, and the methods that promise it."""
+
+    name: str
+    text: str
+    check: Check
+    only_for: type[Any] = Method
+
+    def verify(self, trial: Trial) -> None:
+        """Raise `BrokenPromise` if the class of the trial breaks the promise, whatever the error is."""
+        try:
+            self.check(trial)
+        except Exception as error:
+            how = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            broken = f'{trial.cls.__name__} breaks a promise: "{self.text}" ({self.name}): {how}'
+            raise BrokenPromise(broken) from error
+
+
+def promise(only_for: type[Any] = Method) -> Callable[[Check], Check]:
+    """Register the check of a promise; the first line of its docstring is the text."""
+
+    def register(check: Check) -> Check:
+        text = (check.__doc__ or "").splitlines()[0].rstrip(".")
+        PROMISES.append(Promise(check.__name__, text[0].lower() + text[1:], check, only_for))
+        return check
+
+    return register
+
+
+def expect(condition: Any, message: str) -> None:
+    """Raise an AssertionError with this message unless the condition holds, also under `python -O`."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def expect_same(a: Any, b: Any, what: str) -> None:
+    """Expect two tensors, arrays or lists to be equal; the message counts the rows that differ."""
+    first, second = to_numpy(a), to_numpy(b)
+    expect(first.shape == second.shape, f"{what} differ in shape: {first.shape} and {second.shape}")
+    differs = np.reshape(first != second, (len(first), -1)).any(axis=1)
+    expect(not differs.any(), f"{what} differ in {differs.sum()} of {len(first)} rows")
+
+
+def expect_same_discovery(a: Discovery, b: Discovery, what: str = "discoveries") -> None:
+    """Expect two discoveries to be equal in every part."""
+    for part in ("n_seen", "n_novel_interval", "reach"):
+        expect(getattr(a, part) == getattr(b, part), f"{part} differs: {what}")
+    for part in ("names", *DISCOVERY_PARTS):
+        expect_same(getattr(a, part), getattr(b, part), f"{what}: {part}")
+
+
+@contextmanager
+def refused(what: str, *words: str) -> Iterator[None]:
+    """Expect a ValueError whose message has all these words; `what` is what must be refused."""
+    says = " and ".join(map(repr, words)) or "why"
+    try:
+        yield
+    except ValueError as error:
+        missing = [word for word in words if word not in str(error)]
+        expect(not missing, f"{what} is refused, but the error does not say {missing}: {error}")
+    except Exception as error:
+        raise AssertionError(f"{what} raises {type(error).__name__}, not a ValueError that says {says}") from error
+    else:
+        raise AssertionError(f"{what} is accepted; a ValueError that says {says} should be raised")
+
+
+def expect_refused_fit(trial: Trial, method: Method, x: Any, labels: Any, what: str, *words: str) -> None:
+    """Expect that `fit` refuses the data before anything is written, and leaves the method unfitted."""
+    folder = trial.new_folder()
+    with refused(f"a fit with {what}", *words):
+        method.fit(x, labels, folder=folder)
+    expect(not folder.exists(), f"a fit with {what} is refused after {', '.join(written(folder))} were written")
+    with refused(f"embed after a refused fit with {what}", "not fitted"):
+        method.embed(trial.plain.x)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder by their paths."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
