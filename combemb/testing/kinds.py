@@ -8,14 +8,14 @@ import torch
 from combemb.learning.codes import CodeMethod
 from combemb.learning.head import HeadMethod
 from combemb.learning.run_folder import CONFIG
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 from combemb.testing.promise import expect, expect_same, promise, refused
 from combemb.testing.trial import BITS, Trial
 
 
 def is_product(codebook: Any) -> bool:
     """Whether a codebook's words are independent of each other, so that decoded vectors are encoded as they were."""
-    return isinstance(codebook, Codebook)
+    return isinstance(codebook, ProductCodebook)
 
 
 @promise()

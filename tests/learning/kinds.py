@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from combemb.data.items import ArrayItems
+from combemb.data.items import ArrayItems, chunks
 from combemb.discovery.kmeans import kmeans
 from combemb.learning.codes import CodeMethod
 from combemb.learning.deep import DeepMethod
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import descend
+from combemb.learning.method import Method
 from combemb.learning.settings import setting
 from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.system.arrays import to_tensor, unit
@@ -241,4 +242,29 @@ class Supervised(DeepMethod, CodeMethod):
         return binary_codebook(self.bits)
 
 
-KINDS = (TwoPlayers, Queue, Local, Head, Supervised)
+@dataclass(kw_only=True, eq=False, repr=False)
+class Turned(Method):
+    """A random rotation, of nobody (2026): z = (x - mean) R. It gives no codes."""
+
+    paper: ClassVar[str] = PAPER
+
+    def _fit(self, data, run, progress):
+        x = torch.cat(list(chunks(data.items, "rotating", progress)))
+        generator = torch.Generator().manual_seed(int(self.seed))
+        self.mean_, self.rotation_ = x.mean(0), torch.linalg.qr(torch.randn(*2 * x.shape[1:], generator=generator)).Q
+
+    def _embed(self, x):
+        return (x - self.mean_) @ self.rotation_
+
+    @property
+    def n_inputs(self):
+        return len(self.mean_)
+
+    def state(self):
+        return {"mean": self.mean_, "rotation": self.rotation_}
+
+    def restore(self, state):
+        self.mean_, self.rotation_ = state["mean"], state["rotation"]
+
+
+KINDS = (TwoPlayers, Queue, Local, Head, Supervised, Turned)

@@ -10,7 +10,7 @@ import torch
 from combemb.data.labels import require_partly_labelled
 from combemb.methods.itq import ITQ
 from combemb.search.codebook import binary_codebook
-from tests.testing.sound import Headed, Turned
+from tests.learning.kinds import Head, Turned
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -145,7 +145,7 @@ class HalfCoded(Turned):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class OneMore(Headed):
+class OneMore(Head):
     """Has a novel class more than it was told."""
 
     def _count_novel(self, data, progress):

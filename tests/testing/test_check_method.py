@@ -1,4 +1,4 @@
-"""`check_method` accepts sound methods of every kind, and catches broken ones by the right promise."""
+"""`check_method` catches broken methods by the right promise; tests/learning/test_kinds.py has sound ones."""
 
 import subprocess
 import sys
@@ -7,7 +7,8 @@ import pytest
 
 from combemb.methods.itq import ITQ
 from combemb.testing import BrokenPromise, check_method, promises
-from tests.testing import broken, sound
+from tests.learning.kinds import Head
+from tests.testing import broken
 
 CAUGHT = [
     (broken.Peeking, "labels_in_files", "with hidden labels and without a file differ in"),
@@ -40,17 +41,11 @@ def test_a_broken_method_is_caught(cls, name, how):
     assert caught.value.__cause__ is not None
 
 
-@pytest.mark.parametrize("cls", [sound.Turned, sound.Labelled, sound.Headed])
-def test_a_sound_method_of_another_kind_passes(cls):
-    names = [promise.name for promise in promises(cls)]
-    check_method(cls, only=names if cls is sound.Turned else [name for name in names if "image" not in name])
-
-
 def test_promises_have_names_of_their_own_and_texts():
     found = promises(ITQ)
     assert len({promise.name for promise in found}) == len(found) > 40
     assert all(len(promise.text) > 20 for promise in found)
-    assert {promise.name for promise in promises(sound.Headed)} > {promise.name for promise in promises()}
+    assert {promise.name for promise in promises(Head)} > {promise.name for promise in promises()}
 
 
 def test_what_is_no_method_or_no_promise_is_refused():
