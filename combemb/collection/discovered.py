@@ -17,7 +17,7 @@ from combemb.data.entries import listed
 from combemb.data.given import read_given
 from combemb.discovery.class_number import check_count_by
 from combemb.discovery.result import Discovery
-from combemb.learning.reading import load
+from combemb.learning.input import load
 from combemb.learning.run_folder import TABLE, TEXT, RunFolder
 from combemb.learning.saving import was_fitted_with
 from combemb.system.errors import Note, require

@@ -17,8 +17,8 @@ from combemb import methods
 from combemb.data.entries import ENTRY_SCHEMA, Entry, listed
 from combemb.data.given import Given, Loaded, read_given
 from combemb.learning.codes import CodeMethod, require_codes
+from combemb.learning.input import load
 from combemb.learning.method import Method
-from combemb.learning.reading import load
 from combemb.learning.run_folder import ENTRIES, INDEX, WEIGHTS, RunFolder
 from combemb.search.index import CodeIndex
 from combemb.system.errors import UnknownData

@@ -15,7 +15,7 @@ from combemb.data.given import Loaded
 from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels, require_labelled, require_partly_labelled
 from combemb.learning.batches import Batch, Batches
-from combemb.learning.image_input import ImageInput
+from combemb.learning.input import ImageInput
 from combemb.learning.loop import Terms, descend, train
 from combemb.learning.method import Method
 from combemb.learning.run_folder import RunFolder
@@ -107,8 +107,8 @@ class DeepMethod(Method):
     def optimisers(self) -> list[Optimizer]:
         """Return one AdamW over everything; methods with several players override this and `step`."""
         groups = [{"params": list(self.network_.parameters()), "lr": self.learning_rate}]
-        if self.tower_.backbone is not None and self.images_ is not None:
-            rate = self.backbone_rate or (PRETRAINED_RATE if self.images_.is_pretrained else 1.0)
+        if self.tower_.backbone is not None and self.image_input_ is not None:
+            rate = self.backbone_rate or (PRETRAINED_RATE if self.image_input_.is_pretrained else 1.0)
             groups.append({"params": list(self.tower_.backbone.parameters()), "lr": self.learning_rate * rate})
         return [AdamW(groups, weight_decay=self.weight_decay, fused=True)]
 
@@ -168,7 +168,7 @@ class DeepMethod(Method):
         self._batches(data.items, data.labels).require_enough()
         with limited_threads(self.threads):
             items, device = data.items, resolved(self.device)
-            backbone = trained_part(self.images_, device)
+            backbone = trained_part(self.image_input_, device)
             feature_map = self._feature_map(items, backbone, progress)
             if backbone is None and isinstance(items, ArrayItems):
                 items = ArrayItems(items.x, feature_map).in_memory()
@@ -192,7 +192,7 @@ class DeepMethod(Method):
     @torch.no_grad()
     def _feature_map(self, items: Items, backbone: nn.Module | None, progress: bool | None) -> FeatureMap | None:
         """Fit the map on the features at the start; a backbone that starts at random has none."""
-        if backbone is not None and self.finetune == "all" and self.images_ and not self.images_.is_pretrained:
+        if self._trains_whole_backbone and self.image_input_ and not self.image_input_.is_pretrained:
             return None
         found = chunks(items, "reading features", progress)
         if backbone is not None:
@@ -205,8 +205,8 @@ class DeepMethod(Method):
         if isinstance(feature_map, FeatureMap):
             n_features = feature_map.n_features
         else:
-            assert self.images_ is not None
-            n_features = self.images_.backbone.n_features
+            assert self.image_input_ is not None
+            n_features = self.image_input_.backbone.n_features
         with seeded(self.seed):
             network = self.network(n_features, n_seen, getattr(self, "n_novel_", 0))
         self.tower_.network = network.to(resolved(self.device))
@@ -222,8 +222,12 @@ class DeepMethod(Method):
             self.view_dropout,
             processes.rank(),
             processes.world_size(),
-            self.wants_clean and not (self.images_ and self.finetune == "all"),
+            self.wants_clean and not self._trains_whole_backbone,
         )
+
+    @property
+    def _trains_whole_backbone(self) -> bool:
+        return self.image_input_ is not None and self.finetune == "all"
 
     def _is_mixed(self, device: torch.device) -> bool:
         if self.mixed_precision is None:
@@ -252,11 +256,11 @@ class DeepMethod(Method):
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Build the tower again and fill it."""
-        is_whole = self.images_ is not None and self.finetune == "all"  # a backbone that starts at random has no map
-        components = state.get("feature_map.components") if is_whole else state["feature_map.components"]
+        may_lack_map = self._trains_whole_backbone
+        components = state.get("feature_map.components") if may_lack_map else state["feature_map.components"]
         feature_map = nn.Identity() if components is None else FeatureMap(*components.shape)
         device = resolved(self.device)
-        self.tower_ = Tower(trained_part(self.images_, device), feature_map, nn.Identity()).to(device)
+        self.tower_ = Tower(trained_part(self.image_input_, device), feature_map, nn.Identity()).to(device)
         self._build_network(len(self.classes_))
         self.tower_.load_state_dict(state)
         self.tower_.eval()

@@ -15,7 +15,7 @@ from combemb.discovery.discovering import NOVEL
 from combemb.discovery.result import free_names
 from combemb.learning.batches import Batches
 from combemb.learning.deep import DeepMethod
-from combemb.learning.reading import embeddable
+from combemb.learning.input import embeddable
 from combemb.learning.settings import setting
 from combemb.system.errors import require
 from combemb.system.machine import resolved

@@ -17,9 +17,8 @@ from combemb.discovery.discovering import discover
 from combemb.discovery.result import Discovery
 from combemb.learning import saving
 from combemb.learning.curves import Panel
-from combemb.learning.image_input import ImageInput, ImageSettings
+from combemb.learning.input import ImageInput, ImageSettings, embeddable, load, training_data, whole
 from combemb.learning.pretraining import FirstStage
-from combemb.learning.reading import embeddable, load, training_data, whole
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import Settings, check_settings, setting
 from combemb.search.codebook import Codebook
@@ -32,7 +31,7 @@ class FittedState:
     """What a fit sets; no fields of the dataclass, which are settings."""
 
     classes_: np.ndarray  # the seen classes
-    images_: ImageInput | None  # what reads images; None after a fit on embeddings
+    image_input_: ImageInput | None  # what reads images; None after a fit on embeddings
     path_: str | None  # where the data were read from
     broken_: dict[str, str]  # images that could not be read, with the reasons
     log_: list[dict[str, Any]]  # one record per epoch of a DeepMethod

@@ -3,15 +3,17 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock
 
 from combemb.backbones.base import Backbone
 from combemb.backbones.feature_cache import cache_root
 from combemb.data.given import Given
-from combemb.learning.image_input import ImageInput
 from combemb.system.files import write_tensors
+
+if TYPE_CHECKING:
+    from combemb.learning.input import ImageInput
 
 STAGE_FORMAT = 1  # goes up when the same recipe gives other weights
 
@@ -29,7 +31,7 @@ class FirstStage(Protocol):
         """Train the backbone in place; `folder` holds what a stopped training needs to continue."""
 
 
-def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress: bool | None) -> Path:
+def weights_after(stage: FirstStage, images: "ImageInput", given: Given, progress: bool | None) -> Path:
     """Return the file of a backbone's weights after a first stage: from the cache, or trained and stored there.
 
     All methods that ask for the same stage share it; other processes wait until it is there.

@@ -42,7 +42,7 @@ def config_of(method: "Method", classes: np.ndarray, data: dict[str, Any] | None
         chosen["backbone_weights"] = str(Path(chosen["backbone_weights"]).absolute())  # a run is read from anywhere
     if chosen["backbone"].startswith("hf:") and (local := Path(chosen["backbone"][3:])).is_dir():
         chosen["backbone"] = f"hf:{local.absolute()}"
-    images = method.images_
+    images = method.image_input_
     return {
         "combemb": __version__,
         "method": method_name(type(method)),
@@ -86,8 +86,9 @@ def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
 
 def write_state(method: "Method", run: RunFolder) -> None:
     """Write the tensors of a fitted method, and the backbone if a first stage trained a part that stays frozen."""
-    if method.images_ is not None and method.images_.first_stage_weights and method.images_.trained != "all":
-        write_tensors(run.folder / BACKBONE, method.images_.backbone.state_dict())
+    images = method.image_input_
+    if images is not None and images.first_stage_weights is not None and images.trained != "all":
+        write_tensors(run.folder / BACKBONE, images.backbone.state_dict())
     run.write_weights(method.state())
 
 
@@ -127,7 +128,7 @@ def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
 
 def restore(method: "Method", run: RunFolder, config: dict[str, Any]) -> None:
     """Give a method the fitted state that a run folder holds."""
-    images = method.images_ = None if config["images"] is None else method.image_input()
+    images = method.image_input_ = None if config["images"] is None else method.image_input()
     if images is not None:
         images.size, images.known_digest = config["images"]["size"], config["images"]["backbone_digest"]
         if (run.folder / BACKBONE).exists():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from combemb.backbones.base import Backbone
-from combemb.learning.image_input import ImageInput
+from combemb.learning.input import ImageInput
 
 
 class LastStage(nn.Module):

@@ -60,7 +60,7 @@ def pretrained() -> EfficientNetLite0:
 
 
 def published_file() -> Path:
-    return Path(find_spec(WHEEL).subnetwork_search_locations[0], "models", f"efficientnet-lite0-{SHA256[:8]}.pth")
+    return Path(find_spec(WHEEL).submodule_search_locations[0], "models", f"efficientnet-lite0-{SHA256[:8]}.pth")
 
 
 @pytest.mark.parametrize("name", PICTURES)

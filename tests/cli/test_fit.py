@@ -170,7 +170,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def photo_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "photos"
     result = done("fit", photos, "--out", folder, *SMALL)
-    for word in ("unreadable images left out: 1", "4 meta-classes", "broken.csv", "run.json"):
+    for word in ("images that could not be read: 1", "4 meta-classes", "broken.csv", "run.json"):
         assert word in result.stdout
     return folder
 
@@ -201,7 +201,7 @@ def test_a_backbone_is_chosen_by_a_setting(photos: Path, tmp_path: Path):
     chosen = [f"--set={text}" for text in settings]
     done("fit", photos, "--out", tmp_path / "run", "--bits", "12", *chosen)
     model = methods.load(tmp_path / "run")
-    assert (model.backbone, model.backbone_width, model.finetune, model.images_.size) == ("resnet18", 4, "all", 32)
+    assert (model.backbone, model.backbone_width, model.finetune, model.image_input_.size) == ("resnet18", 4, "all", 32)
     done("encode", tmp_path / "run", photos, "--out", tmp_path / "codes.npy")
     assert np.load(tmp_path / "codes.npy").shape == (71, 6)
 

@@ -102,7 +102,7 @@ def test_only_the_weights_of_the_last_stage_change(last, weights):
     trained = last.tower_.backbone.stage
     assert changed(start.state_dict(), trained.state_dict()) == parameters_of(start)  # not what batch norms have seen
     assert {name.split(".")[1] for name in last.state() if name.startswith("backbone.")} == {"stage"}
-    assert changed(load_file(weights), last.images_.backbone.state_dict()) == set()
+    assert changed(load_file(weights), last.image_input_.backbone.state_dict()) == set()
 
 
 def test_a_last_stage_that_stands_still_gives_what_a_frozen_backbone_gives(make):
@@ -156,7 +156,7 @@ def test_every_weight_changes_and_the_loss_falls(make):
         start = build("resnet18", width=4)
     assert changed(start.state_dict(), model.tower_.backbone.state_dict()) == start.state_dict().keys()
     assert model.log_[-1]["meta"] < 0.8 * model.log_[0]["meta"]
-    assert changed(start.state_dict(), model.images_.backbone.state_dict()) == set()  # a copy was trained
+    assert changed(start.state_dict(), model.image_input_.backbone.state_dict()) == set()  # a copy was trained
 
 
 def test_the_features_are_mapped_where_the_backbone_has_weights(make, whole, weights):
@@ -315,4 +315,4 @@ def test_labels_beside_the_images_are_read_with_them(make, finetune, tmp_path):
     model = make(finetune, image_size=np.int64(16)).fit(folder, folder=tmp_path / "run")
     assert model.read(folder).labels.texts() == LABELS.tolist()
     assert model.discover(model.read(folder), n_novel=2).names[:-2].tolist() == list(SEEN)
-    assert methods.load(tmp_path / "run").images_.size == 16
+    assert methods.load(tmp_path / "run").image_input_.size == 16

@@ -68,7 +68,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def weights(model) -> dict[str, torch.Tensor]:
-    return dict(model.images_.backbone.named_parameters())
+    return dict(model.image_input_.backbone.named_parameters())
 
 
 def test_methods_share_a_first_stage():

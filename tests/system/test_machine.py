@@ -20,8 +20,8 @@ def resident():
 
 before = resident()
 with memory_kept():
-    for _ in range(3):
-        torch.ones(16 * 2**20)  # 64 MB
+    for n in (17, 16, 15):  # each fits into the hole of the one before it, however it is aligned
+        torch.ones(n * 2**20)  # about 64 MB
     inside = resident()
 print(inside - before, resident() - before)
 torch.ones(64 * 2**20)  # 256 MB, more than may be left free in the heap

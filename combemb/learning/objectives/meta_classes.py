@@ -10,7 +10,7 @@ from torch.nn import functional
 
 Partition = tuple[int, ...]
 
-MOST_STEPS = 300  # of k-means
+MAX_LLOYD_STEPS = 300
 TRIES = 20  # draws of one set before k-means is taken to have no new partition left
 
 
@@ -81,19 +81,20 @@ def _draw_partition(points: np.ndarray, n_meta_classes: int, n_dims: int, rng: n
     points = points[:, rng.choice(points.shape[1], size=min(n_dims, points.shape[1]), replace=False)]
     if len(np.unique(points, axis=0)) < n_meta_classes:
         return (0,) * len(points)
-    return canonical(kmeans(points, n_meta_classes, seed=int(rng.integers(2**31))).tolist())
+    return canonical(lloyd(points, n_meta_classes, seed=int(rng.integers(2**31))).tolist())
 
 
-def kmeans(points: np.ndarray, n_clusters: int, seed: int) -> np.ndarray:
-    """The cluster (n,) of each of a few points (n, F), by Lloyd's steps from points drawn at random.
+def lloyd(points: np.ndarray, n_clusters: int, seed: int) -> np.ndarray:
+    """Return the cluster (n,) of each of a few points (n, F), by Lloyd's steps from points drawn at random.
 
-    It draws what scikit-learn's KMeans would, whose import takes longer than all the sets do.
+    Ours draws what scikit-learn's KMeans would, whose import takes longer than all the sets do; `discovery.kmeans` is
+    made for many items and starts otherwise.
     """
     n = len(points)
     points = points - points.mean(axis=0)
     centres = points[np.random.RandomState(seed).choice(n, n_clusters, replace=False, p=np.full(n, 1 / n))]
     clusters = np.full(n, -1)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_LLOYD_STEPS):
         before, clusters = clusters, (np.square(centres).sum(axis=1) - 2 * points @ centres.T).argmin(axis=1)
         if np.array_equal(clusters, before):
             break

@@ -16,7 +16,7 @@ from combemb.learning.objectives.meta_classes import (
     class_embeddings,
     count_partitions,
     draw_meta_classes,
-    kmeans,
+    lloyd,
     meta_labels,
 )
 
@@ -44,12 +44,12 @@ def test_k_means_draws_the_partitions_of_scikit_learn(C, K, F):
     points = random_embeddings(C, F).double().numpy()
     for seed in range(30):
         theirs = KMeans(K, init="random", n_init=1, random_state=seed).fit_predict(points)
-        assert canonical(kmeans(points, K, seed).tolist()) == canonical(theirs.tolist())
+        assert canonical(lloyd(points, K, seed).tolist()) == canonical(theirs.tolist())
 
 
 def test_k_means_ends_where_every_point_is_at_its_nearest_centre():
     points = random_embeddings(60, 3).double().numpy()
-    clusters = kmeans(points, 5, seed=0)
+    clusters = lloyd(points, 5, seed=0)
     centres = np.stack([points[clusters == k].mean(axis=0) for k in range(5)])
     distances = np.square(points[:, None] - centres).sum(axis=2)
     np.testing.assert_array_equal(distances.argmin(axis=1), clusters)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from combemb.learning.objectives.prototypes import prototype_matrix, similarities, soft_assignment
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import ProductCodebook
 from combemb.system.arrays import unit
 from tests.reference import naive
 
@@ -54,7 +54,7 @@ def test_without_sharpness_it_is_the_mean_of_the_prototypes(K, M, d):
 @pytest.mark.parametrize(("K", "M", "d"), [shape for shape in SHAPES if shape[2] > 1])
 def test_with_endless_sharpness_it_is_the_decoded_hard_code(K, M, d):
     z, prototypes = random_units(50, M, d), random_units(M, K, d, seed=1)
-    codebook = Codebook(prototypes)
+    codebook = ProductCodebook(prototypes)
     codes = codebook.encode(z.flatten(1))
     assert len(codes.unique()) == K  # else the test would not tell the words apart
     torch.testing.assert_close(embed(z, prototypes, 1e7), codebook.decode(codes).double(), rtol=0, atol=1e-6)

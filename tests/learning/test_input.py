@@ -14,7 +14,7 @@ from combemb import methods
 from combemb.backbones import build
 from combemb.data.given import read_given
 from combemb.data.images import Images
-from combemb.learning.reading import training_data
+from combemb.learning.input import training_data
 from combemb.methods.combemb import CombEmb
 from combemb.search.metrics import float_retrieval
 from combemb.system.machine import seeded
@@ -156,11 +156,11 @@ def test_images_are_refused_where_a_model_was_fitted_on_embeddings(make, n_featu
 
 def test_a_fit_on_embeddings_forgets_the_images(make, tmp_path):
     model = make().fit(PIXELS, LABELS)
-    assert model.images_.size == 16
+    assert model.image_input_.size == 16
     x = np.random.default_rng(0).normal(size=(72, 16)).astype(np.float32)
     assert_same_state(model.fit(x, LABELS), make().fit(x, LABELS))
     model.save(tmp_path / "run")
-    assert methods.load(tmp_path / "run").images_ is None
+    assert methods.load(tmp_path / "run").image_input_ is None
 
 
 def test_a_missing_folder_is_named(make, tmp_path, fitted):
@@ -267,13 +267,13 @@ def test_the_size_follows_the_images_within_limits(make, side, expected):
 
 def test_the_size_is_decided_by_the_fit(make, photos, tmp_path):
     model = make(**PRETRAINED, image_size=None, n_views=1).fit(photos, folder=tmp_path / "run")
-    assert model.images_.size == 96
+    assert model.image_input_.size == 96
     loaded = methods.load(tmp_path / "run")
-    assert (loaded.image_size, loaded.images_.size) == (None, 96)
+    assert (loaded.image_size, loaded.image_input_.size) == (None, 96)
     larger = PIXELS[:4].repeat(4, axis=1).repeat(4, axis=2)
     assert torch.equal(loaded.embed(photos), model.embed(photos))
-    loaded.images_.decide_size(Images(pixels=larger))
-    assert loaded.images_.size == 96
+    loaded.image_input_.decide_size(Images(pixels=larger))
+    assert loaded.image_input_.size == 96
 
 
 # Backbones
@@ -304,7 +304,7 @@ def test_a_hugging_face_model_in_a_folder(make, finetune, tmp_path):
     (tmp_path / "vit" / "preprocessor_config.json").write_text('{"size": {"height": 32, "width": 32}}')
     model = make(**{**PRETRAINED, "backbone": f"hf:{tmp_path / 'vit'}"}, image_size=None, finetune=finetune)
     model.fit(PIXELS, LABELS, folder=tmp_path / "run")
-    assert model.images_.size == 32
+    assert model.image_input_.size == 32
     assert len(model.feature_map_.mean) == 16
     assert torch.equal(methods.load(tmp_path / "run").embed(PIXELS), model.embed(PIXELS))
 
