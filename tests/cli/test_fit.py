@@ -178,7 +178,7 @@ def photo_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_of_images_is_fitted_without_the_broken_one(photo_run: Path):
     config = json.loads((photo_run / "run.json").read_text())
     assert config["classes"] == list(SEEN)
-    assert config["image_size"] == 32
+    assert config["images"]["size"] == 32
     assert pyarrow.csv.read_csv(photo_run / "broken.csv")["id"].to_pylist() == [BROKEN]
     assert json.loads((photo_run / "diagnosis.json").read_text())["n_coded"] == len(IDS) - 1
 
