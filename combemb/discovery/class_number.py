@@ -61,17 +61,11 @@ class Pile:
         """The largest number of novel classes that `by_accuracy` and `by_probes` try."""
         return min(3 * self.n_seen + 10, int((self.labels < 0).sum()) // 2, _n_apart(self.x, self.labels))
 
-    def some(self, n: int) -> "Pile":
-        """Return n items drawn at random, and a few labelled ones of each class."""
-        if len(self.x) <= n:
+    def some(self) -> "Pile":
+        """Return the items that are counted."""
+        if len(self.x) <= MAX_COUNTED_ITEMS:
             return self
-        rng = np.random.default_rng(self.seed)
-        order = rng.permutation(len(self.x))
-        labels = self.labels[order]
-        by_class = np.argsort(labels, kind="stable")
-        place = np.arange(len(labels)) - np.searchsorted(labels[by_class], labels[by_class])  # 0, 1, ... in each class
-        is_kept = (place < MIN_LABELLED_PER_CLASS) & (labels[by_class] >= 0)
-        rows = np.union1d(order[:n], order[by_class[is_kept]])
+        rows = counted_rows(self.labels, self.seed)
         features = None if self.features is None else self.features[rows]
         return replace(self, x=np.asarray(self.x[rows]), labels=self.labels[rows], features=features)
 
@@ -81,6 +75,18 @@ class Pile:
         if codes is None or self.codebook is None:
             return kmeans(self.x, n_clusters, labels, **more).assignment
         return kmeans_of_codes(codes, self.codebook, n_clusters, labels, **more).assignment
+
+
+def counted_rows(labels: Ints, seed: int) -> Ints:
+    """Return the rows of the items that are counted: all, or some drawn at random and a few labelled ones per class."""
+    if len(labels) <= MAX_COUNTED_ITEMS:
+        return np.arange(len(labels))
+    order = np.random.default_rng(seed).permutation(len(labels))
+    labels = labels[order]
+    by_class = np.argsort(labels, kind="stable")
+    place = np.arange(len(labels)) - np.searchsorted(labels[by_class], labels[by_class])  # 0, 1, ... in each class
+    is_kept = (place < MIN_LABELLED_PER_CLASS) & (labels[by_class] >= 0)
+    return np.union1d(order[:MAX_COUNTED_ITEMS], order[by_class[is_kept]])
 
 
 def check_count_by(count_by: str, codebook: Codebook | None) -> None:
@@ -108,7 +114,7 @@ def count_novel(pile: Pile, count_by: str = "sizes") -> ClassNumber:
         return ClassNumber(0, 0, 0)
     if (pile.x == pile.x[0]).all():
         return ClassNumber(1, 1, 1) if pile.n_seen == 0 else ClassNumber(0, 0, 0)
-    some = pile.some(MAX_COUNTED_ITEMS)
+    some = pile.some()
     return COUNTERS[count_by](some) if some.n_seen > 0 else by_silhouette(some)
 
 

@@ -78,7 +78,7 @@ def test_of_a_large_pile_some_items_are_looked_at_and_every_class():
     labels = np.full(MAX_COUNTED_ITEMS + 5_000, -1)
     labels[:300] = np.arange(300)  # one each
     pile = Pile(rng.normal(size=(len(labels), 2)).astype(np.float32), labels, features=np.zeros((len(labels), 1)))
-    some = pile.some(MAX_COUNTED_ITEMS)
+    some = pile.some()
     assert MAX_COUNTED_ITEMS <= len(some.x) <= MAX_COUNTED_ITEMS + 301
     assert len(some.features) == len(some.x) == len(some.labels)
     assert some.n_seen == 300
