@@ -244,7 +244,7 @@ class Supervised(DeepMethod, CodeMethod):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Turned(Method):
-    """A random rotation, of nobody (2026): z = (x - mean) R. It gives no codes."""
+    """A random rotation, of nobody (2026): z = (x - mean) R. It has no codes."""
 
     paper: ClassVar[str] = PAPER
 
