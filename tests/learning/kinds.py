@@ -1,4 +1,4 @@
-"""One throw-away method of each kind that the interface has to carry, as small as can be; none is meant for use."""
+"""A minimal method of each kind that the interface must support; none is meant for use."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Runs on images: other images, weights and settings are noticed, and odd files and numbers are taken as they come."""
+"""Runs on images: other images, weights and settings are noticed; unusual files and numbers work."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The interface carries methods of every kind: each keeps all promises, and does what its kind is for."""
+"""The interface supports methods of every kind: each keeps all promises and does what it is for."""
 
 import json
 
