@@ -3,9 +3,9 @@
     python benchmarks/clustering_speed.py [--threads 2]
 
 60,000 items of 288 features, 100 clusters. With labels, half of the items of 75 classes are labelled. Both
-begin at the same centres and make the same number of iterations on all items; what each does before and after them is
-counted in. Rounds alternate, so that a busy machine slows both. The inertia is compared with that of a loop over the
-centres in float64, from the same start. Memory is the peak of a process of its own, with 1,000,000 items.
+start from the same centres and run the same number of iterations on all items; what each does before and after them is
+included. Rounds alternate, so that a busy machine slows both. The inertia is compared with that of a loop over the
+centres in float64, from the same start. Memory is the peak of a separate process with 1,000,000 items.
 """
 
 import argparse
@@ -27,7 +27,7 @@ THREADS, ROUNDS, ITERATIONS, NOISE = 2, 7, 20, 8.0
 
 
 def some_items(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Items (n, D) of unit length, of classes that overlap, and labels (n,) of half of the items of the first ones."""
+    """Return items (n, D) of unit length from overlapping classes, and labels (n,) of half of those of seen classes."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((K, D), np.float32)
     targets = rng.integers(0, K, n)
@@ -40,7 +40,7 @@ def some_items(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def start_of(x: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Means of the labelled classes, and random unlabelled items for the other clusters."""
+    """Return the means of the labelled classes, and random unlabelled items for the other clusters."""
     n_seen = labels.max() + 1
     rows = np.random.default_rng(1).choice(np.flatnonzero(labels < 0), K - n_seen, replace=False)
     return np.concatenate([*(x[labels == c].mean(axis=0, keepdims=True) for c in range(n_seen)), x[rows]])
@@ -50,7 +50,7 @@ def naive_inertia(x: np.ndarray, labels: np.ndarray, centres: np.ndarray) -> flo
     x, centres = x.astype(np.float64), centres.astype(np.float64)
     for _ in range(ITERATIONS):
         distances = np.empty((len(x), K))
-        for first in range(0, len(x), 500):  # a part that stays in the cache
+        for first in range(0, len(x), 500):  # a chunk that fits into the cache
             rows = slice(first, first + 500)
             for k, centre in enumerate(centres):
                 distances[rows, k] = np.square(x[rows] - centre).sum(axis=1)
@@ -86,14 +86,14 @@ def compare(x: np.ndarray, labels: np.ndarray, name: str) -> None:
     ratios = sorted(a / b for a, b in rounds)
     print(f"{name}: {(labels >= 0).mean():.0%} of {len(x):,} items labelled, {labels.max() + 1} of {K} classes")
     print(f"  per iteration: FAISS {a:.1f} ms, ours {b:.1f} ms; FAISS / ours {median(ratios):.2f}", end="")
-    print(f" ({ratios[0]:.2f} to {ratios[-1]:.2f} in {ROUNDS} rounds; wanted: at least 1)", flush=True)
+    print(f" ({ratios[0]:.2f} to {ratios[-1]:.2f} in {ROUNDS} rounds; target: at least 1)", flush=True)
     naive = naive_inertia(x, labels, start)
     off = abs(inertia[-1] / naive - 1)
-    print(f"  inertia {inertia[-1]:.4f}, of the naive loop {naive:.4f}: off by {off:.1e} (wanted: at most 1e-4)")
+    print(f"  inertia {inertia[-1]:.4f}, of the naive loop {naive:.4f}: off by {off:.1e} (target: at most 1e-4)")
 
 
 def whole_runs(x: np.ndarray, labels: np.ndarray) -> None:
-    """As a user calls it, starts by k-means++ included."""
+    """Time `kmeans` as a user calls it, including starts by k-means++."""
     for name, given in (("without labels", None), ("with labels", labels)):
         began = time.perf_counter()
         found = kmeans(x, K, given, progress=False)
@@ -111,13 +111,13 @@ def memory(n: int) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         print(f"{n:,} items {name}: {seconds:.0f} s for a start by k-means++ and {found.n_iterations} iterations")
         print(
-            f"  peak {peak:.2f} GB, of which x {x.nbytes / 1e9:.2f}; {before:.2f} before clustering (wanted: below 8)"
+            f"  peak {peak:.2f} GB, of which x {x.nbytes / 1e9:.2f}; {before:.2f} before clustering (target: below 8)"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=LARGE, help="of the run whose memory is measured")
+    parser.add_argument("--items", type=int, default=LARGE, help="number of items when memory is measured")
     parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

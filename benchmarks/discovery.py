@@ -1,14 +1,14 @@
-"""Discovery on real images: the number of classes, the clusters, and novelty, against what one would use instead.
+"""Discovery on real images: the number of classes, the clusters, and novelty, against common alternatives.
 
 python benchmarks/discovery.py cifar10 --data DIR --per-class 600 --size 96 --split 0 1 2
 python benchmarks/discovery.py digits --split tune-0 tune-1 tune-2 --count-by sizes codes gcd dtc
-python benchmarks/discovery.py --report                                           # tables of all that was run
+python benchmarks/discovery.py --report                                           # tables of all results
 
-CombEmb at 48 bits and its defaults. Clusters are compared with hidden classes on the unlabelled training items
-(`train_`) and on test items (`test_`); the clusters of the others are of the training items alone. All get the true
-number of classes, except where it is estimated. Others: k-means and semi-supervised k-means on raw features, HDBSCAN
-on their first 50 principal components (noise is wrong), and for novelty one minus the largest probability of a linear
-classifier. Each run adds a line of JSON to a file of results; what is there is not run again.
+CombEmb at 48 bits with its defaults. Clusters are compared with hidden classes on the unlabelled training items
+(`train_`) and on test items (`test_`); the alternatives cluster only the training items. All get the true number of
+classes, except where it is estimated. Alternatives: k-means and semi-supervised k-means on raw features, HDBSCAN
+on their first 50 principal components (noise counts as wrong), and for novelty one minus the largest probability of a
+linear classifier. Each fit appends a line of JSON to a file of results; results that exist are not computed again.
 """
 
 import argparse
@@ -40,7 +40,7 @@ PARTS = ("all", "seen", "novel")
 
 
 def clean_features(model: CombEmb, x: Any) -> np.ndarray:
-    """Of the frozen backbone, or the embeddings as given."""
+    """Return the clean features of the frozen backbone, or the embeddings as given."""
     items = model.read(x).items
     assert isinstance(items, ArrayItems)
     return np.asarray(items.x[:, 0], np.float32)
@@ -85,13 +85,13 @@ def measure(cell: dict[str, Any], dataset: datasets.Dataset, progress: bool) -> 
     compare("combemb_z", discover(pile.x, split.labels, n_novel, seed=cell["seed"], progress=False).clusters)
     result = model.discover(given, split.labels, n_novel, progress=False)
     compare("combemb", result.clusters)
-    said = [None if name == result.neither else name for name in model.predict(test)]  # neither is wrong
+    said = [None if name == result.neither else name for name in model.predict(test)]  # counts as wrong
     found["combemb"] |= agreement(said, dataset.test_targets, is_novel_test).as_dict("test")
     return found | {"auroc_combemb": novelty_auroc(model.novelty(test), is_novel_test)}
 
 
 def report(records: list[dict[str, Any]]) -> None:
-    """Means over splits (and seeds, where there are several) of everything in a file of results."""
+    """Print means over splits, and over seeds if there are several, of all results in a file."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
         cell = record["cell"]
@@ -125,15 +125,15 @@ def report(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", nargs="?", choices=datasets.names())
-    parser.add_argument("--data", type=Path, help="where the dataset lies; digits need none")
-    parser.add_argument("--per-class", type=int, help="training images of each class, the first ones; default all")
+    parser.add_argument("--data", type=Path, help="folder of the data set; not needed for digits")
+    parser.add_argument("--per-class", type=int, help="first training images of each class; default all")
     parser.add_argument("--size", type=int, help="side of the images in pixels")
     parser.add_argument("--split", nargs="+", default=["0", "1", "2"])
     parser.add_argument("--seed", nargs="+", type=int, default=[0])
     parser.add_argument("--count-by", "--estimator", nargs="+", default=["sizes", "codes"], choices=list(COUNTERS))
     parser.add_argument("--part", nargs="+", default=["combemb", "others"], choices=["combemb", "others"])
     parser.add_argument("--results", type=Path, default=RESULTS / "discovery.jsonl", help="file of results")
-    parser.add_argument("--report", action="store_true", help="run nothing, print what there is")
+    parser.add_argument("--report", action="store_true", help="only print the stored results")
     parser.add_argument("--progress", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)

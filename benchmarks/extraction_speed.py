@@ -1,11 +1,11 @@
-"""Speed of `extract` against the bare forward pass of the same frozen backbone on a batch that is ready.
+"""Speed of `extract` against the bare forward pass of the same frozen backbone on a prepared batch.
 
     python benchmarks/extraction_speed.py
 
 Files are generated: 32 px PNG, which views enlarge to 96 px, and 300 px JPEG. The time of `extract` is that of a whole
-call into an empty cache: worker processes started, files decoded, views cropped and coloured, features written. Both
-have the same batch size, keep their memory, and have one thread, which leaves a core to the worker. Runs alternate, so
-that a busy machine slows both; the median ratio of the rounds counts, in views per second. Wanted: 0.8 for the clean
+call with an empty cache: worker processes started, files decoded, views cropped and coloured, features written. Both
+use the same batch size, keep their memory, and use one thread, which leaves a core to the worker. Runs alternate, so
+that a busy machine slows both; the median ratio of the rounds counts, in views per second. Target: 0.8 for the clean
 view, 0.5 for three views.
 """
 
@@ -28,12 +28,12 @@ from combemb.data.colour import coloured
 from combemb.data.images import Images
 from combemb.system.machine import memory_kept, own_process
 
-N, SIZE, BATCH, ROUNDS = 1536, 96, 64, 3  # N views in each run
-WANTED = {1: 0.8, 3: 0.5}
+N, SIZE, BATCH, ROUNDS = 1536, 96, 64, 3  # N: views per measurement
+TARGET = {1: 0.8, 3: 0.5}
 
 
 def files(folder: Path, kind: str, side: int) -> Images:
-    """Smooth noise, so that a JPEG is about as large as that of a photograph."""
+    """Write images of smooth noise, whose JPEG files are about as large as those of photographs."""
     rng = np.random.default_rng(0)
     for i in range(N):
         coarse = Image.fromarray(rng.integers(0, 256, (side // 6, side // 6, 3), dtype=np.uint8))
@@ -42,7 +42,7 @@ def files(folder: Path, kind: str, side: int) -> Images:
 
 
 def bare(frozen: Backbone, n: int = N, memory: Callable[[], AbstractContextManager[None]] = memory_kept) -> float:
-    """Views per second of the forward pass alone."""
+    """Return the views per second of the forward pass alone."""
     ready = torch.rand(BATCH, 3, SIZE, SIZE).mul(255).contiguous(memory_format=torch.channels_last)
     began = time.perf_counter()
     with torch.inference_mode(), memory():
@@ -52,7 +52,7 @@ def bare(frozen: Backbone, n: int = N, memory: Callable[[], AbstractContextManag
 
 
 def extracted(images: Images, backbone: Backbone, n_views: int) -> float:
-    """Views per second of a call of `extract` that finds nothing in its cache."""
+    """Return the views per second of a call of `extract` with an empty cache."""
     with tempfile.TemporaryDirectory() as cache:
         began = time.perf_counter()
         made = extract(
@@ -72,7 +72,7 @@ def extracted(images: Images, backbone: Backbone, n_views: int) -> float:
 
 
 def print_shares(images: Images, frozen: Backbone) -> None:
-    """Where the time goes when one process does it all, per view of three; workers take the first two parts over."""
+    """Print the time per view of three in one process; `extract` leaves the first two parts to workers."""
     views = Views(images, SIZE, Augmentation())
     spent = dict.fromkeys(("decode", "crop and resize", "colour", "forward"), 0.0)
 
@@ -114,15 +114,15 @@ def main() -> int:
         for kind, side in (("png", 32), ("jpg", 300)):
             images = files(Path(folder), kind, side)
             print(f"  {kind} of {side} px")
-            ratios: dict[int, list[float]] = {n_views: [] for n_views in WANTED}
+            ratios: dict[int, list[float]] = {n_views: [] for n_views in TARGET}
             for _ in range(ROUNDS):
                 speed = bare(frozen)
                 for n_views, of_round in ratios.items():
                     of_round.append(extracted(images.take(np.arange(N // n_views)), backbone, n_views) / speed)
             for n_views, of_round in ratios.items():
                 median, each = sorted(of_round)[ROUNDS // 2], " ".join(f"{ratio:.2f}" for ratio in of_round)
-                missed += median < WANTED[n_views]
-                print(f"    {n_views} view(s): {median:.2f} of the bare speed ({each}), {WANTED[n_views]} wanted")
+                missed += median < TARGET[n_views]
+                print(f"    {n_views} view(s): {median:.2f} of the bare speed ({each}; target: {TARGET[n_views]})")
             print_shares(images, frozen)
     return missed
 

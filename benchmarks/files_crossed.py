@@ -1,9 +1,9 @@
-"""How many files of combemb `combemb fit photos/` leads through, and between which of them calls go both ways.
+"""How many files of combemb `combemb fit photos/` passes through, and which of them call each other.
 
 python benchmarks/files_crossed.py
 
 A file counts if one of its functions calls a function of another file of the package.
-Leaves, which call nothing outside themselves but `system/`, do not count; nor do calls during imports.
+Files that call only themselves and `system/` do not count, nor do calls during imports.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ SERVICES = ("system/", "files.py", "machine.py", "processes.py", "progress.py", 
 
 
 def name_of(frame: FrameType | None) -> str | None:
-    """Return the file of a frame below the package, None if it is another's or runs a module's own lines."""
+    """Return the file of a frame in the package, None for other files and for top-level code of a module."""
     if frame is None or frame.f_code.co_name == "<module>" or not frame.f_code.co_filename.startswith(PACKAGE):
         return None
     return frame.f_code.co_filename.removeprefix(PACKAGE)
@@ -40,7 +40,7 @@ def traced(work: Any) -> list[tuple[str, str]]:
             return
         back = frame.f_back
         while back is not None and (caller := name_of(back)) is None:
-            back = back.f_back  # libraries in between, such as a context manager's
+            back = back.f_back  # skip libraries in between, such as contextlib
         if back is not None and caller and caller != callee and not caller.startswith(SERVICES):
             calls.setdefault((caller, callee))
 

@@ -1,9 +1,9 @@
-"""What the losses of CombEmb add to a training step of resnet18, and how soon a second run on the same images trains.
+"""What the losses of CombEmb add to a training step of resnet18, and how soon a second fit on the same images trains.
 
 python benchmarks/finetuning_speed.py
 
-Both on generated images. The steps alternate, so that a busy machine slows both; the median of their ratios counts. The
-second run is a process of its own, timed from its start to the moment when it begins to train.
+Both use generated images. The steps alternate, so that a busy machine slows both; the median of their ratios counts.
+The second fit is a separate process, timed from its start to its first training step.
 """
 
 import os
@@ -29,7 +29,7 @@ N, SIDE, BATCH, CLASSES, ROUNDS = 256, 32, 64, 10, 5
 
 
 def pictures(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Noise around a colour for each class, and labels of half the items of seven classes."""
+    """Return noise around a colour for each class, and labels of half the items of seven classes."""
     rng = np.random.default_rng(0)
     targets = np.arange(n) % CLASSES
     colours = rng.integers(60, 200, size=(CLASSES, 1, 1, 3))[targets]
@@ -38,7 +38,7 @@ def pictures(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss_overhead() -> float:
-    """Time of a whole step over that of the same passes through resnet18 with a sum as the loss."""
+    """Return the time of a whole step over that of the same passes through resnet18 with a sum as the loss."""
     x, labels = pictures(N)
     model = CombEmb(
         bits=48, backbone="resnet18", finetune="all", image_size=SIDE, batch_size=BATCH, epochs=1, threads=1
@@ -67,7 +67,7 @@ def loss_overhead() -> float:
 
 
 def second_start(folder: Path) -> float:
-    """Seconds from the start of a process to its first epoch when the features are in the cache."""
+    """Return the seconds from the start of a process to its first epoch when the features are in the cache."""
     pixels, labels = pictures(2000)
     for i, (image, label) in enumerate(zip(pixels, labels, strict=True)):
         place = folder / "images" / (f"class-{label}" if label >= 0 else "unlabelled")
@@ -90,9 +90,9 @@ def main() -> None:
     own_process()
     torch.set_num_threads(1)
     print(f"the losses at 48 bits, batch of {BATCH} images of {SIDE} px, one thread")
-    print(f"median {loss_overhead():.3f} x (wanted: at most 1.10)")
+    print(f"median {loss_overhead():.3f} x (target: at most 1.10)")
     with tempfile.TemporaryDirectory() as folder:
-        print(f"second run: {second_start(Path(folder)):.1f} s (wanted: at most 5)")
+        print(f"second run: {second_start(Path(folder)):.1f} s (target: at most 5)")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 python benchmarks/images.py cifar10 --data DIR --per-class 600 --size 96          # DIR/train/<class>/*, DIR/test/...
 python benchmarks/images.py cifar10 --data DIR --split tune-0 tune-1 tune-2 --seed 0 --set n_neighbours=10
-python benchmarks/images.py --report                                              # tables of all that was run
+python benchmarks/images.py --report                                              # tables of all results
 
-Each run adds a line of JSON to a file of results; what is there is not run again, so a stopped command goes on.
+Each fit appends a line of JSON to a file of results; results that exist are not computed again.
 """
 
 import argparse
@@ -30,11 +30,11 @@ METHODS = ("combemb", "published", "itq", "features")
 
 
 def first_of_each(targets: np.ndarray, n: int | None) -> np.ndarray:
-    """Rows of the first n items of every class."""
+    """Return the rows of the first n items of every class."""
     if n is None:
         return np.arange(len(targets))
     if targets.ndim > 1:
-        raise SystemExit("items have several classes: --per-class and --queries-per-class make no sense here")
+        raise SystemExit("items have several classes: --per-class and --queries-per-class cannot be used")
     return np.sort(np.concatenate([np.flatnonzero(targets == c)[:n] for c in np.unique(targets)]))
 
 
@@ -52,13 +52,13 @@ def make(name: str, bits: int, seed: int, fields: dict[str, Any], size: int | No
 
 
 def float_features(x: Any, size: int | None) -> torch.Tensor:
-    """Clean features (N, F) of the frozen backbone."""
+    """Return the clean features (N, F) of the frozen backbone."""
     items = ITQ(image_size=size).read(x, progress=True).items
     return torch.cat([items.take(rows) for rows in torch.arange(len(items)).split(4096)])
 
 
 def measure(cell: dict[str, Any], dataset: datasets.Dataset, progress: bool) -> dict[str, Any]:
-    """mAP of one method on one split, for queries of the novel and of the seen classes."""
+    """Return the mAP of one method on one split, for queries of the novel and of the seen classes."""
     name, size = cell["method"], cell["size"]
     train, test = (
         first_of_each(targets, n)
@@ -93,7 +93,7 @@ def measure(cell: dict[str, Any], dataset: datasets.Dataset, progress: bool) -> 
 
 
 def report(records: list[dict[str, Any]]) -> None:
-    """Mean and deviation over the seeds of everything in a file of results."""
+    """Print mean and deviation over the seeds of all results in a file."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
         cell = record["cell"]
@@ -114,9 +114,9 @@ def report(records: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", nargs="?", choices=datasets.names())
-    parser.add_argument("--data", type=Path, help="where the dataset lies; digits need none")
-    parser.add_argument("--per-class", type=int, help="training images of each class, the first ones; default all")
-    parser.add_argument("--queries-per-class", type=int, help="test images of each class, the first ones; default all")
+    parser.add_argument("--data", type=Path, help="folder of the data set; not needed for digits")
+    parser.add_argument("--per-class", type=int, help="first training images of each class; default all")
+    parser.add_argument("--queries-per-class", type=int, help="first test images of each class; default all")
     parser.add_argument("--size", type=int, help="side of the images in pixels")
     parser.add_argument("--views", type=int, help="views of the digits; default 1")
     parser.add_argument("--bits", nargs="+", type=int, default=[48])
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", choices=METHODS, default=["combemb", "itq", "features"])
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of CombEmb")
     parser.add_argument("--results", type=Path, default=RESULTS / "images.jsonl", help="file of results")
-    parser.add_argument("--report", action="store_true", help="run nothing, print what there is")
+    parser.add_argument("--report", action="store_true", help="only print the stored results")
     parser.add_argument("--progress", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -2,8 +2,8 @@
 
 python benchmarks/index_memory.py
 
-Resident memory is that of the whole process, the interpreter and the libraries included. The saved index is then opened
-by a process of its own, with the file in the page cache.
+Resident memory is that of the whole process, including the interpreter and the libraries. The saved index is then
+opened by a separate process, with the file in the page cache.
 """
 
 import argparse
@@ -23,13 +23,13 @@ SETS, WORDS, D = 24, 4, 12
 
 
 def resident() -> float:
-    """Of this process, in MB."""
+    """Return the resident memory of this process in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1e3
 
 
 def build(path: Path, n: int) -> None:
-    """Add n codes in pieces and save."""
+    """Add n codes in chunks and save the index."""
     rng = np.random.default_rng(0)
     index = CodeIndex(ProductCodebook(rng.normal(size=(SETS, WORDS, D))), n_threads=2)
     before = resident()
@@ -44,13 +44,13 @@ def build(path: Path, n: int) -> None:
 
 
 def answer(path: Path) -> None:
-    """Open the index, answer one query, look an id up."""
+    """Open the index, answer one query, look up ids."""
     before, began = resident(), time.perf_counter()
     index = CodeIndex.load(path, n_threads=2)
     query = np.random.default_rng(1).normal(size=(1, SETS * D))
     index.search(query, 100)
     seconds = time.perf_counter() - began
-    print(f"  first answer after {seconds:.2f} s (wanted: at most 2)")
+    print(f"  first answer after {seconds:.2f} s (target: at most 2)")
     print(f"  {before:,.0f} MB resident before, {resident():,.0f} MB after")
     began = time.perf_counter()
     index.search(query, 100)
@@ -59,7 +59,7 @@ def answer(path: Path) -> None:
     index.search(query, 10, among=3 * 10**9 + 7 * np.arange(0, 1000, 10))
     print(f"  look-up of ids, with their sorted order made: {time.perf_counter() - began:.1f} s")
     index.search(query, 100)
-    print(f"  {resident():,.0f} MB resident after all this (wanted: below 1,000)")
+    print(f"  {resident():,.0f} MB resident after all this (target: below 1,000)")
 
 
 def main() -> None:

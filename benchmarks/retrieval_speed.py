@@ -2,9 +2,9 @@
 
     python benchmarks/retrieval_speed.py
 
-1,000 queries on 60,000 codes. The plain way is what one writes first: for each query look its words up in a table, add
-them, sort stably, add up the precision at each relevant place. It breaks ties by the order of storage, so its mean
-average precision is printed beside ours, and ours is compared with a plain loop over groups of equal score. Runs
+1,000 queries on 60,000 codes. The plain version does the obvious: for each query look up its words in a table, add
+them, sort stably, add up the precision at each relevant rank. It breaks ties by storage order, so both mean average
+precisions are printed, and ours is compared with a plain loop over tie groups. Runs
 alternate, so that a busy machine slows both, and the ratio of each round is printed.
 """
 
@@ -22,8 +22,8 @@ from combemb.search.codebook import ProductCodebook
 from combemb.search.metrics import code_retrieval
 
 N, QUERIES, CLASSES = 60_000, 1_000, 10
-LARGE, FEW = 1_000_000, 20  # memory does not depend on the number of queries, which come in chunks
-NOISE = 0.1  # of each feature's standard deviation
+LARGE, FEW = 1_000_000, 20  # codes and queries; memory does not depend on the latter, which come in chunks
+NOISE = 0.1  # in standard deviations of a feature
 ROUNDS, CHECKED = 3, 50
 
 Case = tuple[ProductCodebook, Tensor, Tensor, np.ndarray, np.ndarray]  # codebook, queries, codes, targets of both
@@ -51,14 +51,14 @@ def plain_map(
 def tied_map(
     codebook: ProductCodebook, queries: Tensor, codes: Tensor, targets: np.ndarray, database: np.ndarray
 ) -> float:
-    """The mean over all orders of items with equal score, place by place."""
+    """Return the mean over all orders of items with equal score, rank by rank."""
     found = []
     for table, target in zip(codebook.table(queries).numpy(), targets, strict=True):
         levels, group = np.unique(-plain_scores(table, codes.numpy()), return_inverse=True)
         sizes, hits = np.bincount(group), np.bincount(group[database == target], minlength=len(levels))
         total, t, s = 0.0, 0, 0
         for n, r in zip(sizes.tolist(), hits.tolist(), strict=True):
-            i = np.arange(n)  # places of the group before the one in question
+            i = np.arange(n)  # positions before this one in the group
             total += r / n * np.sum((s + 1 + i * (r - 1) / max(n - 1, 1)) / (t + 1 + i)) if r else 0.0
             t, s = t + n, s + r
         found.append(total / hits.sum())
@@ -66,7 +66,7 @@ def tied_map(
 
 
 def trained(bits: int) -> Case:
-    """Codes of the handwritten digits, each many times with a little noise."""
+    """Return codes of the handwritten digits, each many times with a little noise."""
     rng = np.random.default_rng(0)
     digits = datasets.load("digits")
     train_x, split = digits.train_x[:, 0], open_set_split(digits.train_targets, seed=0)
@@ -81,7 +81,7 @@ def trained(bits: int) -> Case:
 
 
 def random(bits: int, n: int = N, n_queries: int = QUERIES) -> Case:
-    """Uniform codes, hardly two of them equal: the worst case, as there is nothing to share."""
+    """Return uniform codes, almost all distinct: the worst case, as no work can be shared."""
     generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
     M = bits // 2
     codebook = ProductCodebook(torch.nn.functional.normalize(torch.randn(M, 4, 8, generator=generator), dim=2))
@@ -91,7 +91,7 @@ def random(bits: int, n: int = N, n_queries: int = QUERIES) -> Case:
 
 
 def print_memory() -> None:
-    """How far a large database raises the most memory held so far, with one class per item and with several."""
+    """Print how much a large database raises the peak memory, with one class per item and with several."""
     codebook, queries, codes, *classes = random(48, LARGE, FEW)
     rng = np.random.default_rng(1)
     several = [np.eye(CLASSES, dtype=bool)[t] | (rng.random((len(t), CLASSES)) < 0.1) for t in classes]
@@ -122,8 +122,8 @@ def main() -> None:
             print(f"  plain {between - began:6.2f} s   ours {ended - between:6.2f} s   {ratios[-1]:5.1f} x", flush=True)
         few = codebook, queries[:CHECKED], codes, targets[:CHECKED], database
         error = abs(code_retrieval(*few).map - tied_map(*few))
-        print(f"  median {median(ratios):.1f} x faster (wanted: {wanted} x); mAP {ours:.6f}, plain {plain:.6f}")
-        print(f"  {error:.1e} from the plain loop over ties, {CHECKED} queries (wanted: 1e-9)")
+        print(f"  median {median(ratios):.1f} x faster (target: {wanted} x); mAP {ours:.6f}, plain {plain:.6f}")
+        print(f"  {error:.1e} from the plain loop over ties, {CHECKED} queries (target: 1e-9)")
 
 
 if __name__ == "__main__":

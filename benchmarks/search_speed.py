@@ -4,8 +4,8 @@ python benchmarks/search_speed.py random           # 48 random bits, 5,000,000 c
 python benchmarks/search_speed.py trained          # 24 bits of a model of digits, 5,000,000 entries
 python benchmarks/search_speed.py curve            # the same, 100,000 to 50,000,000 entries
 
-FAISS gets the sets joined in pairs, which is what makes fast scan apply. Its results are approximate; how much of the
-exact top 100 it finds is printed. Ours are compared with exhaustive scoring for some of the queries. Runs alternate.
+FAISS gets the sets joined in pairs, as fast scan requires. Its results are approximate; the share of the exact top 100
+that it finds is printed. Ours are compared with exhaustive scoring for some of the queries. Runs alternate.
 """
 
 import argparse
@@ -25,7 +25,7 @@ K, THREADS, ROUNDS = 100, 2, 5
 
 
 def joined_fast_scan(codebook: ProductCodebook) -> faiss.IndexPQFastScan:
-    """FAISS's index with pairs of sets of four words as sets of sixteen."""
+    """Return FAISS's index, with pairs of sets of four words joined to sets of sixteen."""
     M, _, d = codebook.words.shape
     words = codebook.words.numpy()
     pairs = [
@@ -53,9 +53,9 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def compare(index: CodeIndex, reference: faiss.IndexPQFastScan, queries: np.ndarray, name: str) -> float:
-    """Median over rounds of FAISS's time over ours."""
+    """Print and return the median over rounds of FAISS's time over ours."""
     scaled = queries.astype(np.float32)
-    n = max(1, 32 // len(queries))  # searches per round, so that short ones are timed well
+    n = max(1, 32 // len(queries))  # searches per round, for precise times of short ones
 
     def repeat(call: Callable[[], object]) -> Callable[[], object]:
         return lambda: [call() for _ in range(n)]
@@ -72,7 +72,7 @@ def compare(index: CodeIndex, reference: faiss.IndexPQFastScan, queries: np.ndar
 
 
 def check(index: CodeIndex, codes: Callable[[], Iterator[np.ndarray]], reference, queries: np.ndarray) -> None:
-    """Ours equal exhaustive scoring, and how much of it FAISS finds."""
+    """Print whether ours equal exhaustive scoring, and how much of it FAISS finds."""
     some = queries[:4]
     table = index.codebook.table(some).double().numpy()
     best = [(np.empty((len(some), 0)), np.empty((len(some), 0), np.int64))]
@@ -124,7 +124,7 @@ def random_codes(n: int) -> None:
 
 
 class Noisy:
-    """Items of digits with noise of a tenth of a standard deviation, as many as wanted, and a model of 24 bits."""
+    """Any number of digits with noise of a tenth of a standard deviation, and a model of 24 bits."""
 
     def __init__(self) -> None:
         digits = datasets.load("digits")
@@ -135,14 +135,14 @@ class Noisy:
         self.queries = self.model.embed(digits.test_x)[:16].numpy()
 
     def codes(self, start: int, n: int) -> np.ndarray:
-        """Codes of the items of a chunk that begins at `start`."""
+        """Return the codes of a chunk that begins at item `start`."""
         generator = torch.Generator().manual_seed(start)
         rows = torch.randint(len(self.x), (n,), generator=generator)
         x = self.x[rows] + self.noise * torch.randn(n, self.x.shape[1], generator=generator)
         return self.model.encode(x).numpy()
 
     def chunks(self, start: int, end: int) -> Iterator[np.ndarray]:
-        """Codes of all chunks from item `start` to `end`."""
+        """Yield the codes of all chunks from item `start` to `end`."""
         for first in range(start, end, 250_000):
             yield self.codes(first, min(250_000, end - first))
 

@@ -1,9 +1,9 @@
-"""Anonymous memory that a fit takes on a memory-mapped file larger than it may hold.
+"""Anonymous memory of a fit on a memory-mapped file that is larger than the memory allowed.
 
     python benchmarks/training_memory.py [FOLDER for a temporary file of 1.5 GB]
 
-1,000,000 items x 3 views x 256 features in float16, 24 bits, one epoch. Anonymous memory is what the system cannot take
-back (RssAnon in /proc/self/status); pages of the mapped file are not counted, since they can be dropped at any time.
+1,000,000 items x 3 views x 256 features in float16, 24 bits, one epoch. Anonymous memory is what the system cannot
+reclaim (RssAnon in /proc/self/status); pages of the mapped file are not counted, since they can be dropped at any time.
 """
 
 import sys
@@ -26,7 +26,7 @@ def anonymous_megabytes() -> float:
 
 
 def write_items(path: Path) -> np.ndarray:
-    """Noisy blobs, written in pieces; returns the targets."""
+    """Write noisy blobs in chunks and return their targets."""
     rng = np.random.default_rng(0)
     x = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(N, V, FEATURES))
     targets = rng.integers(CLASSES, size=N)

@@ -2,9 +2,9 @@
 
     python benchmarks/training_speed.py
 
-6,000 items x 3 views x 256 features, 24 bits, 80 epochs, batch 512, one thread. The transcription below is what one
-writes with the paper beside the keyboard: einsum over the sets, both views through the map, no diagnostics, no log. It
-gets its features mapped and its meta-classes drawn for nothing; our time is that of the whole `fit`. Runs alternate, so
+6,000 items x 3 views x 256 features, 24 bits, 80 epochs, batch 512, one thread. The transcription below follows the
+formulas: einsum over the sets, both views through the map, no diagnostics, no log. Mapping features and drawing
+meta-classes is not part of its time; our time is that of the whole `fit`. Runs alternate, so
 that a busy machine slows both, and the ratio of each round is printed.
 """
 
@@ -30,7 +30,7 @@ ROUNDS = 3
 
 
 class Plain(nn.Module):
-    """Eq. 3 to 8 as they stand."""
+    """Eq. 3 to 8 as the paper writes them."""
 
     def __init__(self, n_features: int, table: Tensor):
         super().__init__()
@@ -41,7 +41,7 @@ class Plain(nn.Module):
         self.h = nn.Sequential(nn.Linear(D, D // 4), nn.BatchNorm1d(D // 4), nn.ReLU(), nn.Linear(D // 4, D))
 
     def embed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sub-vectors side by side (B, D), their cosines to the prototypes (B, M, K), and pi (B, D)."""
+        """Return concatenated sub-vectors (B, D), their cosines to the prototypes (B, M, K), and pi (B, D)."""
         z = functional.normalize(self.project(x).view(len(x), M, SUB), dim=-1)
         theta = functional.normalize(self.prototypes, dim=-1)
         cosines = torch.einsum("bmd,mkd->bmk", z, theta)
@@ -49,7 +49,7 @@ class Plain(nn.Module):
         return z.flatten(1), cosines, pi.flatten(1)
 
     def loss(self, x: Tensor, other: Tensor, labels: Tensor, n_labelled: int) -> Tensor:
-        """Eq. 8 of a batch, labelled items first."""
+        """Return Eq. 8 of a batch, labelled items first."""
         z, cosines, pi = self.embed(x)
         _, _, other_pi = self.embed(other)
         log_p = torch.log_softmax(cosines[:n_labelled] / 0.1, dim=-1)
@@ -94,7 +94,7 @@ def blobs() -> tuple[np.ndarray, np.ndarray]:
 
 
 def print_shares(x: np.ndarray, labels: np.ndarray) -> None:
-    """Where the time of a step goes, by the parts of our own code."""
+    """Print how the time of a step divides among the parts of our code."""
     model = CombEmb(bits=BITS, epochs=1, batch_size=BATCH).fit(x, labels)
     items = ArrayItems(x, model.feature_map_).in_memory()
     data = Batches(items, read_labels(labels, N), BATCH, 0.5, seed=0, with_clean=True)
@@ -142,8 +142,8 @@ def main() -> None:
         print(f"  plain {plain:5.1f} s   ours, Eq. 5 with a given gamma {same:5.1f} s = {same / plain:.2f} x", end="")
         print(f"   ours, default settings {ours:5.1f} s = {ours / plain:.2f} x", flush=True)
     same, ours = (sorted(column)[ROUNDS // 2] for column in zip(*ratios, strict=True))
-    print(f"median ratio: {same:.2f} (same work; at most 1.0 wanted), {ours:.2f} (default settings, which do more:")
-    print("  sub-vectors twice as long, the clean view beside the two, neighbours by features and by pi)")
+    print(f"median ratio: {same:.2f} (same work; target: at most 1.0), {ours:.2f} (default settings, which do more:")
+    print("  sub-vectors twice as long, the clean view too, neighbours by features and by pi)")
     print("shares of a step, default settings:")
     print_shares(x, labels)
 

@@ -1,9 +1,9 @@
-"""One representation for labelled classes and the ones nobody has named yet.
+"""Learn one representation for labelled classes and for classes that nobody has named yet.
 
 Notation, used in every shape comment of the package:
 
     N  items               M  meta-class sets            F  features of the input
-    B  batch               K  meta-classes per set       V  views of an item, view 0 the clean one
+    B  batch               K  meta-classes per set       V  views of an item, view 0 is the clean one
     Q  queries             d  length of a sub-vector     z  embedding, M sub-vectors of length 1/sqrt(M)
     C  seen classes        D  = M * d, length of z       bits = M * log2(K)
 
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         module = importlib.import_module(_HOMES.get(name, f"{__name__}.{name}"))
-    except AttributeError as error:  # `from combemb import` and hasattr would take it for a name that does not exist
+    except AttributeError as error:  # otherwise `from combemb import` and hasattr report a missing name
         raise ImportError(f"cannot import {name!r} from {__name__!r}: {error}") from error
     value = globals()[name] = getattr(module, name) if name in _HOMES else module
     return value

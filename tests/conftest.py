@@ -1,4 +1,4 @@
-"""What holds for all tests, and what more than one file of them needs."""
+"""Settings and fixtures of all tests."""
 
 from functools import partial
 

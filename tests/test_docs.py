@@ -1,13 +1,13 @@
-"""What the texts point to is there, and what names methods names all of them."""
+"""Links, paths, commands and names in the documentation exist, and its example method works."""
 
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
-from combemb.testing import check_method
 
 from combemb import methods
+from combemb.testing import check_method
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -1,4 +1,4 @@
-"""Small methods and data on which the training loop shows what it does, and what may go wrong on the way."""
+"""Small methods and data for tests of the training loop, among them methods that diverge."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Classes that were discovered in the items of a run folder, and the tables of them."""
+"""Discovery of classes in the items of a run folder, and its tables."""
 
 import warnings
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from combemb.system.errors import Note, require
 from combemb.system.files import write_atomically
 
 OTHER_LABELS = (
-    "the run was fitted with other labels than those that are stored beside its data now; if this is not intended, "
+    "the run was fitted with other labels than those that are stored with its data now; if this is not intended, "
     "give the labels"
 )
 
@@ -35,9 +35,9 @@ class OtherLabels(Note):
 
 @dataclass(frozen=True, eq=False)
 class DiscoveredItems:
-    """What was discovered in the items of a run, with their entries (id, path, label) and embeddings z (N, D).
+    """The classes discovered in items, with their entries (id, path, label) and embeddings z (N, D).
 
-    files: of the items, if they are images that have a file each.
+    files: one per item if they are image files, otherwise None. broken: images that cannot be read, with the reasons.
     """
 
     run: Path
@@ -58,18 +58,24 @@ def discover_in(
     to_folders: Path | None = None,
     progress: bool | None = None,
 ) -> DiscoveredItems:
-    """Discover classes in items, or in what a run was fitted on, and store them in the run folder.
+    """Discover classes in items, or in the data of the fit, and store the result in the run folder.
 
     Parameters
     ----------
     run : Path
         The run folder.
     x, labels : optional
-        As for `Method.fit`.
+        As for `Method.fit`; by default the data of the fit without a test split, and the labels stored with them.
     n_novel, count_by
         See `combemb.discover`.
     to_folders : Path, optional
-        Where `write_folders` is to sort the images into: what it would refuse is refused before the long part.
+        Folder that you will give to `write_folders`: raise its errors before the long part.
+    progress : bool, optional
+        None shows it on a terminal only.
+
+    Returns
+    -------
+    DiscoveredItems
     """
     model = methods.load(run)
     check_count_by(count_by, model._codebook)

@@ -1,4 +1,4 @@
-"""Images sorted into folders, one for each class that was found."""
+"""Images sorted into folders, one for each discovered class."""
 
 import os
 import re
@@ -11,8 +11,8 @@ from combemb.data.given import Given
 from combemb.discovery.result import Discovery
 from combemb.system.progress import Display
 
-UNSAFE = re.compile(r'[\x00-\x1f/\\:*?"<>|]')  # in the name of a folder, on one system or another
-RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # names of devices, on Windows
+UNSAFE_CHARACTERS = re.compile(r'[\x00-\x1f/\\:*?"<>|]')  # not allowed in file names on some system
+RESERVED_NAME = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # device names on Windows
 MAX_FILE_NAME_BYTES = 255
 MAX_FOLDER_NAME_BYTES = 120  # accepted by every file system
 
@@ -20,14 +20,14 @@ MAX_FOLDER_NAME_BYTES = 120  # accepted by every file system
 def check_folders(folder: Path, given: Given) -> None:
     """Raise a ValueError if the items cannot be sorted into folders there."""
     if given.images is None or given.images.files is None:
-        raise ValueError("only files of images can be sorted into folders, but these items are not such files")
+        raise ValueError("only image files can be sorted into folders, but these items are not image files")
     if given.path is not None and given.path.is_dir() and folder.resolve().is_relative_to(given.path.resolve()):
         raise ValueError(f"{folder} is inside {given.path}, among the images; choose another folder to sort them into")
     check_empty(folder)
 
 
 def check_empty(folder: Path) -> None:
-    """Raise a ValueError if there is something at this place."""
+    """Raise a ValueError unless the folder is empty or does not exist."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not an empty folder; choose another folder to sort images into")
 
@@ -35,7 +35,19 @@ def check_empty(folder: Path) -> None:
 def write_folders(folder: Path, files: list[Path], found: Discovery, *, copy: bool, progress: bool | None) -> None:
     """Make a folder for each cluster, with links to its images or copies of them.
 
-    Links are relative, and copies where the file system has no links. Equal names get a number.
+    Links are relative; a file system without links gets copies. A number is appended to equal names.
+
+    Parameters
+    ----------
+    folder : Path
+        An empty folder, or one that does not exist.
+    files : list of Path
+        The images, one per item of `found`.
+    found : Discovery
+    copy : bool
+        Copy the images instead of linking to them.
+    progress : bool, optional
+        None shows it on a terminal only.
     """
     check_empty(folder)
     names = _folder_names([str(name) for name in found.names])
@@ -54,17 +66,17 @@ def _place(image: Path, target: Path, copy: bool) -> None:
             target.symlink_to(os.path.relpath(image.resolve(), target.parent.resolve()))
             return
         except FileExistsError:
-            raise  # a copy would be written through the link that is there, over another image
-        except (OSError, ValueError, NotImplementedError):  # no links here, or another drive
+            raise  # a copy would follow the existing link and overwrite another image
+        except (OSError, ValueError, NotImplementedError):  # no support for links, or another drive
             pass
     shutil.copy2(image, target)
 
 
 class _FreeNames:
-    """Gives out every name once: where it is taken, with a number. Case does not tell two apart everywhere."""
+    """Unique names: a number is appended to a name that is taken. Some file systems ignore case."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}  # taken names, and the last number that was behind each
+        self.numbers: dict[str, int] = {}  # taken names, with the last number appended to each
 
     def take(self, stem: str, suffix: str = "") -> str:
         name = f"{stem}{suffix}"
@@ -82,7 +94,7 @@ def _key(name: str) -> str:
 
 
 def _folder_names(names: list[str]) -> list[str]:
-    """Names that every file system takes, all different.
+    """Return distinct names that every file system accepts.
 
     >>> _folder_names(["a/b", "A:B", "..", "con"])
     ['a_b', 'A_B-2', '_', '_con']
@@ -92,6 +104,6 @@ def _folder_names(names: list[str]) -> list[str]:
 
 
 def _safe(name: str) -> str:
-    short = UNSAFE.sub("_", name).encode()[:MAX_FOLDER_NAME_BYTES].decode(errors="ignore")
+    short = UNSAFE_CHARACTERS.sub("_", name).encode()[:MAX_FOLDER_NAME_BYTES].decode(errors="ignore")
     safe = short.strip(". ") or "_"
-    return f"_{safe}" if RESERVED.fullmatch(safe) else safe
+    return f"_{safe}" if RESERVED_NAME.fullmatch(safe) else safe

@@ -1,4 +1,4 @@
-"""What can be searched: the items that a run has indexed, each with its path and its label."""
+"""The indexed items of a run folder, each with its path and label, and their search."""
 
 import hashlib
 import json
@@ -25,19 +25,19 @@ from combemb.system.errors import UnknownData
 from combemb.system.files import write_atomically
 
 ENTRIES_FORMAT = 1
-ABOUT = b"combemb_entries"  # key of the Parquet metadata that says what the entries belong to
+METADATA_KEY = b"combemb_entries"  # in the Parquet file, for the digests of model and index
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hit(Entry):
-    """An entry that a query found; the larger its score, the nearer it is."""
+    """An entry that a query found; a larger score is nearer."""
 
     score: float
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A query and the entries that it found, the best first."""
+    """A query and the entries that it found, the nearest first."""
 
     query: Entry
     hits: list[Hit]
@@ -47,11 +47,16 @@ class Collection:
     """The entries of a run folder, searched by images or embeddings.
 
     `index` holds the codes; its entry i is row i of `entries`, a table of id, path and label. `broken` names the
-    images that the last `add` or `search` could not read, with the reasons.
+    images that the last `add` or `search` could not read, with the reasons. Use `build` and `open`; the constructor
+    makes an empty collection for the model of a run, and nothing is written before `save`.
+
+    Parameters
+    ----------
+    run : path
+        The run folder.
     """
 
     def __init__(self, run: str | Path):
-        """Make an empty collection for the model of a run; nothing is written before `save`."""
         self.folder = Path(run)
         self.model: CodeMethod = require_codes(methods.load(run))
         self._weights = _digest_of_weights(self.folder)
@@ -76,11 +81,17 @@ class Collection:
         run : path
             The run folder.
         x : optional
-            As for `Method.fit`. Without it, what the run was fitted on, without a test split.
+            As for `Method.fit`; by default the data of the fit without a test split.
         labels : array-like, optional
-            One per item. Without it, the labels stored beside the items are used.
+            One per item; by default the labels stored with the items.
         overwrite : bool
-            Replace an index that is there.
+            Replace an existing index.
+        progress : bool, optional
+            None shows it on a terminal only.
+
+        Returns
+        -------
+        Collection
         """
         if has_index(run) and not overwrite:
             raise ValueError(f"{run} has an index already; use overwrite to replace it, or add to it")
@@ -94,14 +105,14 @@ class Collection:
 
     @classmethod
     def open(cls, run: str | Path) -> Self:
-        """The collection in a run folder. ValueError if there is none, or if it is damaged or of another model."""
-        RunFolder(run).config()  # says if this is no run folder
+        """Return the collection in a run folder; raise a ValueError if it is missing, damaged or of another model."""
+        RunFolder(run).config()  # raises an error if this is not a run folder
         if not has_index(run):
             raise ValueError(f"{run} has no index yet; make one: {_command(run)}")
         collection = cls(run)
         entries, about = _read_entries(collection.folder)
         if about.get("model") != collection._weights:
-            raise ValueError(f"the index in {run} was made before the model was fitted anew; {_again(run)}")
+            raise ValueError(f"the index in {run} was made before the model was fitted again; {_again(run)}")
         try:
             collection.index = CodeIndex.load(collection.folder / INDEX, codebook=collection.model.codebook)
         except ValueError as error:
@@ -117,17 +128,29 @@ class Collection:
 
     @property
     def n_labelled(self) -> int:
-        """How many entries have a label."""
+        """Number of entries with a label."""
         return len(self) - int(self.entries["label"].null_count)
 
     def add(self, x: Any, *, labels: Any = None, progress: bool | None = None) -> None:
-        """Add items, as for `build`. Raise a ValueError if one is there already. `save` writes the result."""
+        """Add items, as for `build`; raise a ValueError if one is there already. Call `save` to write the result."""
         self._add(read_given(x, labels), progress)
 
     def search(self, queries: Any, k: int = 20, *, progress: bool | None = None) -> list[SearchResult]:
-        """The k nearest entries of each query that can be read; all entries if there are fewer than k.
+        """Return the nearest entries of each query, with the exact scores of the codebook (Eq. 9).
 
-        queries: an image, or anything that `Method.fit` takes. Scores are those of the codebook (Eq. 9), exactly.
+        Parameters
+        ----------
+        queries
+            An image, or as for `Method.fit`.
+        k : int
+            Number of entries per query; all if there are fewer.
+        progress : bool, optional
+            None shows it on a terminal only.
+
+        Returns
+        -------
+        list of SearchResult
+            One per query that can be read.
         """
         data, asked = self._read(read_given(queries), 0, progress)
         found = self.index.search(self.model.embed(data, progress=progress), k)
@@ -139,12 +162,12 @@ class Collection:
         ]
 
     def save(self) -> None:
-        """Write both files into the run folder; until they are whole the old ones stay."""
+        """Write index and entries into the run folder; the old files stay until the new ones are complete."""
 
         def write_both(temporary: Path) -> None:
             self.index.save(temporary)
             about = {"format": ENTRIES_FORMAT, "model": self._weights, "index": _digest_of_index(temporary)}
-            table = self.entries.replace_schema_metadata({ABOUT: json.dumps(about)})
+            table = self.entries.replace_schema_metadata({METADATA_KEY: json.dumps(about)})
             write_atomically(
                 self.folder / ENTRIES,
                 lambda path: pq.write_table(table, path, compression="zstd", write_page_checksum=True),
@@ -160,7 +183,7 @@ class Collection:
     def _read(
         self, given: Given, n_before: int, progress: bool | None, is_new: bool = False
     ) -> tuple[Loaded, pa.Table]:
-        """Return items that the model embeds, and their entries; of new ones, none may be there already."""
+        """Return items that the model can embed, and their entries; new ones must not be in the index yet."""
         given, entries = listed(given, n_before)
         if is_new:
             self._refuse_known(entries["id"])
@@ -178,18 +201,16 @@ class Collection:
         counts = pc.value_counts(ids)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
         if twice:
-            raise ValueError(
-                f"{len(twice)} ids are there more than once, such as {twice[0]!r}; every item needs its own"
-            )
+            raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]!r}; every item needs its own")
 
 
 def has_index(run: str | Path) -> bool:
-    """Whether there is an index in a run folder, whole or not."""
+    """Return whether a run folder has an index, complete or not."""
     return (Path(run) / INDEX).exists() or (Path(run) / ENTRIES).exists()
 
 
 def path_of(model: Method, run: str | Path) -> Path:
-    """Return where the data are that a run was fitted on. Raise UnknownData if they are not known or gone."""
+    """Return the path of the data of a fit; raise UnknownData if it is unknown or no longer exists."""
     if model.path_ is None:
         raise UnknownData(f"the data that {run} was fitted on were not read from a path; say where they are")
     if not Path(model.path_).exists():
@@ -201,7 +222,7 @@ def _read_entries(folder: Path) -> tuple[pa.Table, dict[str, Any]]:
     path = folder / ENTRIES
     try:
         table = pq.read_table(path, page_checksum_verification=True)
-        about = json.loads(table.schema.metadata[ABOUT])
+        about = json.loads(table.schema.metadata[METADATA_KEY])
         if about["format"] != ENTRIES_FORMAT:
             raise ValueError(f"it has format {about['format']}, this combemb reads {ENTRIES_FORMAT}")
         return table.cast(ENTRY_SCHEMA), about
@@ -210,13 +231,13 @@ def _read_entries(folder: Path) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def _digest_of_weights(folder: Path) -> str:
-    """Which changes with every fit: binary codes of all models have the same codebook."""
+    """Return a digest that changes with every fit, as the codebook may not: all binary ones are equal."""
     with (folder / WEIGHTS).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest_of_index(path: Path) -> str:
-    """Of the head of the file alone, which holds a checksum of every array."""
+    """Return a digest of the header of the file alone, which has a checksum of every array."""
     with safe_open(path, "np") as file:
         return hashlib.sha256(json.dumps(file.metadata(), sort_keys=True).encode()).hexdigest()
 

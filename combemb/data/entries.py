@@ -1,4 +1,4 @@
-"""Entries: how an indexed or discovered item is shown and found again, by id, path and label."""
+"""Entries: id, path and label of indexed or discovered items."""
 
 import os
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ from combemb.data.given import Given
 from combemb.data.images import BrokenImage, Images
 
 ENTRY_SCHEMA = pa.schema([(name, pa.large_string()) for name in ("id", "path", "label")])
-ROW = "#"  # between the path of an array file and the row of an image in it
+ROW_SEPARATOR = "#"  # between the path of an array file and the row of an image
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An item by its id, the file that holds it if it is an image, and its label; several are joined by `|`.
+    """An item by its id, its file if it is an image, and its label; several labels are joined by `|`.
 
     The id of an image is its absolute path; for an image in an array file, `#` and the row follow the path.
     """
@@ -29,21 +29,33 @@ class Entry:
     label: str | None = None
 
     def image(self, at_least: int = 0) -> Image.Image:
-        """Return the picture as `Images.read` does. Raise BrokenImage if there is none."""
+        """Return the picture as `Images.read` does; raise BrokenImage if there is none."""
         if self.path is None:
             raise BrokenImage("not an image")
         if self.id == self.path:
             return Images(files=[Path(self.path)]).read(0, at_least)
         try:
-            return Images(pixels=np.load(self.path, mmap_mode="r")).read(int(self.id.rpartition(ROW)[2]))
+            return Images(pixels=np.load(self.path, mmap_mode="r")).read(int(self.id.rpartition(ROW_SEPARATOR)[2]))
         except (OSError, ValueError, IndexError) as error:
             raise BrokenImage(str(error)) from error
 
 
 def listed(given: Given, n_before: int = 0) -> tuple[Given, pa.Table]:
-    """Return the items under the ids of their entries, and the entries as a table of id, path and label.
+    """Return the items with the ids of their entries, and the entries.
 
-    Items without ids are numbered, starting from `n_before`.
+    Parameters
+    ----------
+    given : Given
+        The items.
+    n_before : int
+        Items without ids are numbered, starting from here.
+
+    Returns
+    -------
+    Given
+        The same items with ids as text.
+    pyarrow.Table
+        Their id, path and label.
     """
     images, n = given.images, len(given)
     ids: Iterable[Any] = np.arange(n_before, n_before + n) if given.ids is None else given.ids
@@ -52,7 +64,7 @@ def listed(given: Given, n_before: int = 0) -> tuple[Given, pa.Table]:
         ids = paths = [_absolute(file) for file in images.files]
     elif images is not None and given.path is not None:
         paths = [_absolute(given.path)] * n
-        ids = [f"{paths[0]}{ROW}{row}" for row in range(n)]
+        ids = [f"{paths[0]}{ROW_SEPARATOR}{row}" for row in range(n)]
     elif images is not None and images.ids is None:
         ids = np.arange(n_before, n_before + n)
     names = [str(name) for name in ids]
@@ -61,5 +73,5 @@ def listed(given: Given, n_before: int = 0) -> tuple[Given, pa.Table]:
 
 
 def _absolute(path: str | Path) -> str:
-    """Return a path as text that is the same however it was spelled; bytes that are not UTF-8 are spelled out."""
+    """Return an absolute path as text; bytes that are not UTF-8 are escaped."""
     return os.fsencode(os.path.abspath(path)).decode("utf-8", "backslashreplace")  # noqa: PTH100 - links stay

@@ -1,4 +1,4 @@
-"""What a user gives to `fit`, `embed`, `discover`, `index` or `search`: images or embeddings, with labels and ids."""
+"""Data that a user gives to `fit`, `embed`, `discover`, `index` or `search`: images or embeddings, labels, ids."""
 
 import dataclasses
 from dataclasses import dataclass, replace
@@ -15,15 +15,15 @@ from combemb.data.labels import Labels, read_labels
 from combemb.system.arrays import to_numpy
 from combemb.system.errors import require
 
-MAX_DISCOVERY_FEATURES = 4_096  # wider features, as a last stage has them that is fine-tuned, are ignored
+MAX_DISCOVERY_FEATURES = 4_096  # wider features, such as inputs of a last stage, are ignored
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Images, or embeddings x (N, F) or (N, V, F), as a user gave them: exactly one of the two is there.
+    """Either images, or embeddings x (N, F) or (N, V, F), as a user gave them; the other one is None.
 
-    labels: those given with the call, or those stored beside the items; all items unlabelled where there are none.
-    ids (N,): how the user finds an item again. path: where the items were read from.
+    labels: those of the call, or those stored with the items; without any, all items are unlabelled. ids (N,): names
+    of the items for the user. path: where the items were read from.
     """
 
     images: Images | None
@@ -46,9 +46,9 @@ class Given:
         )
 
     def training_part(self) -> Self:
-        """Return the items without those of a test split, where the data have one.
+        """Return the items without those of a test split, if the data have one.
 
-        Named classes of several labels per item that only test items have are dropped.
+        If items have several labels, named classes that occur only in the test split are dropped.
         """
         if self.images is None or self.images.is_test is None:
             return self
@@ -68,7 +68,7 @@ class Given:
 class Loaded:
     """Items that a method can learn from or embed: those of `Given` that could be read.
 
-    rows: which of those given they are, None for all. key: changes with the images. broken: id -> why it was left out.
+    rows: their positions in `Given`, None for all. key: identifies the images. broken: id -> reason for leaving it out.
     """
 
     items: Items
@@ -80,7 +80,7 @@ class Loaded:
 
     @property
     def discovery_features(self) -> np.ndarray | None:
-        """The clean features, if the items are such and not wider than what helps discovery."""
+        """The clean features, if the items are features and not too wide for discovery."""
         is_narrow = isinstance(self.items, ArrayItems) and self.items.n_features <= MAX_DISCOVERY_FEATURES
         return self.items.x[:, 0] if is_narrow and isinstance(self.items, ArrayItems) else None
 
@@ -94,7 +94,11 @@ def read_given(x: Any, labels: Any = None) -> Given:
         An image folder, a manifest, image files, pixels (N, H, W, 3) of uint8; or embeddings (N, F) or (N, V, F), or a
         file of them.
     labels : array-like, optional
-        One label per item, see `read_labels`. Without it the labels stored beside the items are used.
+        One label per item, see `read_labels`; by default the labels stored with the items.
+
+    Returns
+    -------
+    Given
     """
     if isinstance(x, Given):
         return x if labels is None else replace(x, labels=read_labels(labels, len(x)))
@@ -112,7 +116,7 @@ def read_given(x: Any, labels: Any = None) -> Given:
 
 
 def as_images(x: Any) -> Images | None:
-    """Return the images of whatever holds images, None for anything else."""
+    """Return x as images if it holds images, otherwise None."""
     if isinstance(x, Images):
         return x
     if isinstance(x, str | Path):
@@ -125,5 +129,5 @@ def as_images(x: Any) -> Images | None:
 
 
 def _first(labels: Any, stored: Any, n: int) -> Any:
-    """Return the labels given, else those stored beside the items, else none at all."""
+    """Return the given labels, otherwise those stored with the items, otherwise -1 for all."""
     return labels if labels is not None else stored if stored is not None else np.full(n, -1)

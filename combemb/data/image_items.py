@@ -1,4 +1,4 @@
-"""Images as the items of a training: pixels of any view, made when they are asked for."""
+"""Images as items: the pixels of any view, made on demand."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +15,7 @@ from combemb.system.progress import Display
 
 
 class ImageItems:
-    """The images of `rows` (all unless given) with as many views as a training may want, every number a fresh one.
+    """The images of `rows` (by default all), with a new view for every view number.
 
     With equal seeds, view v of an item has the pixels from which `combemb.backbones.extract.extract` makes features.
     """
@@ -27,15 +27,15 @@ class ImageItems:
     def __init__(self, views: Views, rows: np.ndarray | None = None, n_threads: int | None = None):
         self.views = views
         self.rows = np.arange(len(views.images)) if rows is None else rows  # positions among the images
-        self.n_threads = n_threads or n_cores()  # that decode; Pillow works outside Python's lock
+        self.n_threads = n_threads or n_cores()  # for decoding; Pillow releases the GIL
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
-        """One view of each row. rows (n,), views (n,) or one for all -> (n, 3, size, size) float32 in 0..255.
+        """Return one view of each row. rows (n,), views (n,) or one for all -> (n, 3, size, size) float32 in 0..255.
 
-        BrokenImage names an image that cannot be read.
+        Raises BrokenImage, which names an image that cannot be read.
         """
         positions = self.rows[rows.numpy()].tolist()
         numbers = torch.as_tensor(views).expand(len(positions)).tolist()
@@ -51,12 +51,12 @@ class ImageItems:
             raise BrokenImage(f"{self.views.images.name(position)}: {error}") from error
 
     def fingerprint(self) -> dict[str, Any]:
-        """How many there are; which images they are says their key."""
+        """Return the number of items; the key of the images identifies them."""
         return {"shape": [len(self)]}
 
 
 def readable(images: Images, progress: bool | None = None, n_threads: int = 2) -> tuple[np.ndarray, dict[int, str]]:
-    """Positions of the images that can be read, and of the others the reasons; ValueError if too many are broken."""
+    """Return the positions of readable images, and reasons for the others; ValueError if too many are broken."""
 
     def reason(i: int) -> str | None:
         try:

@@ -1,4 +1,4 @@
-"""The things to learn from, one row each: numbers of an array, or whatever else gives tensors of rows and views."""
+"""Items to learn from: rows of an array, or anything that returns tensors of rows and views."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -12,10 +12,10 @@ from combemb.system.progress import Display
 
 
 class Items(Protocol):
-    """What a training needs of the things to learn from."""
+    """What training needs from items."""
 
-    n_rows: int  # that are worked on at a time
-    is_slow: bool  # whether taking some is work that is worth doing ahead, while a step runs
+    n_rows: int  # rows per chunk
+    is_slow: bool  # whether `take` is worth doing ahead, while a step runs
 
     def __len__(self) -> int: ...
 
@@ -24,14 +24,14 @@ class Items(Protocol):
         """V, 1 when there is only the clean view."""
 
     def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
-        """One view of each row, float32. rows (n,), views (n,) or one for all -> (n, ...)."""
+        """Return one view of each row, float32. rows (n,), views (n,) or one for all -> (n, ...)."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells a resumed run that its data are the same."""
+        """Return what identifies the data, to compare them in a resumed run."""
 
 
 def chunks(items: Items, title: str = "", progress: bool | None = False) -> Iterator[Tensor]:
-    """The clean view of all items, some rows at a time."""
+    """Yield the clean view of all items in chunks of rows."""
     with Display(title, len(items), "items", progress) as display:
         for rows in torch.arange(len(items)).split(items.n_rows):
             yield items.take(rows)
@@ -39,7 +39,7 @@ def chunks(items: Items, title: str = "", progress: bool | None = False) -> Iter
 
 
 class ArrayItems:
-    """Items as rows of an (N, V, F) array, which may be a memory map; rows are read when they are asked for."""
+    """Items as rows of an (N, V, F) array, which may be a memory map; rows are read on demand."""
 
     n_rows = 16_384
     is_slow = False
@@ -53,7 +53,7 @@ class ArrayItems:
 
     @property
     def n_features(self) -> int:
-        """F as given, before the transform."""
+        """F of the array, before the transform."""
         return int(self.x.shape[2])
 
     @property
@@ -62,18 +62,18 @@ class ArrayItems:
         return int(self.x.shape[1])
 
     def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
-        """One view of each row, float32 and transformed. rows (n,), views (n,) or one for all -> (n, F)."""
+        """Return one view of each row, float32 and transformed. rows (n,), views (n,) or one for all -> (n, F)."""
         picked = self.x[rows.numpy(), views.numpy() if isinstance(views, Tensor) else views]
         x = torch.from_numpy(np.ascontiguousarray(picked, dtype=np.float32))
         return self.transform(x) if self.transform else x
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells a resumed run that its data are the same, without reading all of them."""
+        """Return what identifies the data, without reading all of them."""
         some = np.ascontiguousarray(self.x[:: max(len(self) // 1000, 1)])
         return {"shape": list(self.x.shape), "x": hashlib.sha256(some.tobytes()).hexdigest()[:16]}
 
     def in_memory(self, limit: int = 256 * 2**20) -> "ArrayItems":
-        """The same items with the transform applied once, if they then fit into `limit` bytes; else unchanged."""
+        """Return the items with the transform applied once if they fit into `limit` bytes, otherwise unchanged."""
         F = self.take(torch.tensor([0])).shape[1]
         if len(self) * self.n_views * F * 4 > limit:
             return self

@@ -1,1 +1,1 @@
-"""What methods share: their interface, the training loop, batches, image input, settings and run folders."""
+"""What methods have in common: their interface, the training loop, batches, image input, settings and run folders."""

@@ -1,4 +1,4 @@
-"""Batches of two views, part labelled and part not; each epoch's batches are a pure function of the seed."""
+"""Batches of two views, partly labelled; the batches of an epoch are a pure function of seed and epoch."""
 
 import math
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ class Batch:
     """Two views of the same items, the labelled ones first."""
 
     rows: Tensor  # (B,) positions in the data
-    x: Tensor  # (B, F), or what else the items are
+    x: Tensor  # (B, F) features, or pixels
     other: Tensor  # (B, F), another view of the same items
     labels: Tensor  # (B,) class positions or (B, C) of 0/1; -1 = unlabelled
     n_labelled: int
     clean: Tensor | None = None  # (B, F), the clean view, for methods that ask for it
-    step: int = 0  # number of the batch since the start of training
-    fraction_done: float = 0.0  # of the training
+    step: int = 0  # number of steps before this one
+    fraction_done: float = 0.0  # step / all steps of the training
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
@@ -37,28 +37,28 @@ class Batch:
 class Batches:
     """Items with their labels, and the batches of an epoch.
 
-    Where all items are labelled, or none is, a batch holds items of that kind only.
+    If all items are labelled, or none is, every batch holds only such items.
     """
 
     items: Items
     labels: Labels
     batch_size: int
-    labelled_share: float  # of a batch
+    labelled_share: float  # labelled part of a batch
     seed: int
-    noise: float = 0.0  # of the views made when an item has only one
+    noise: float = 0.0  # in the views that are made if items have only one
     dropout: float = 0.0
     rank: int = 0
     world_size: int = 1
-    with_clean: bool = False  # whether batches hold the clean view beside the two
+    with_clean: bool = False  # whether batches also hold the clean view
 
     @cached_property
     def n_labelled(self) -> int:
-        """Labelled items of a whole batch, over all processes."""
+        """Number of labelled items in a batch, over all processes."""
         return self._n_of(labelled=True)
 
     @cached_property
     def n_unlabelled(self) -> int:
-        """Unlabelled items of a whole batch, over all processes."""
+        """Number of unlabelled items in a batch, over all processes."""
         return self._n_of(labelled=False)
 
     def _n_of(self, labelled: bool) -> int:
@@ -82,7 +82,7 @@ class Batches:
         _ = self.n_labelled, self.n_unlabelled
 
     def __len__(self) -> int:
-        """Batches per epoch: an epoch draws about as many items as there are."""
+        """Return the number of batches per epoch, which draws about as many items as there are."""
         return math.ceil(len(self.items) / (self.n_labelled + self.n_unlabelled))
 
     def epoch(self, number: int) -> Iterator[Batch]:
@@ -112,7 +112,7 @@ class Batches:
 
 
 def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the same batches, each made by a thread while the one before it is in use."""
+    """Yield the same batches, each prepared in a thread while the previous one is in use."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, batches, None)
         while (batch := coming.result()) is not None:
@@ -121,7 +121,7 @@ def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield n rows n_batches times, without repeats inside a batch: permutations end to end, remainders left out."""
+    """Yield n rows n_batches times, without repeats in a batch: successive permutations, remainders left out."""
     if n == 0:
         yield from [rows[:0]] * n_batches
         return
@@ -132,10 +132,10 @@ def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> 
 
 
 def jitter(x: Tensor, noise: float, dropout: float, *, rows: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Make a view of items that come with one only: add Gaussian noise, then set features to zero at random.
+    """Return a view of items that have only one: add Gaussian noise, then set features to zero at random.
 
-    The noise is in proportion to the size of an item's features. x (b, F) holds the rows `rows` of a batch of n items;
-    random numbers are drawn for all n, so that several processes that share a batch make the views that one would.
+    The noise is proportional to the root mean square of an item's features. x (b, F) holds the rows `rows` of a
+    batch of n items. Random numbers are drawn for all n, so that processes that share a batch make the views of one.
     """
     F = x.shape[1]
     normal = torch.randn((n, F), generator=generator)[rows]

@@ -1,4 +1,4 @@
-"""The picture of a training: loss terms, the panels that the method names, and the use of the codes."""
+"""A plot of a training: loss terms, the panels that the method names, and the use of the codes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,25 +9,25 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NO_LOSS_TERMS = {"epoch", "loss", "items_per_second", "n_codes", "n_coded", "code_use"}  # that every log may have
+OTHER_LOG_KEYS = {"epoch", "loss", "items_per_second", "n_codes", "n_coded", "code_use"}  # not loss terms
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Some numbers of a log to be drawn together."""
+    """Numbers of a log that are drawn in one plot."""
 
     title: str
     names: tuple[str, ...]
-    is_share: bool = False  # the axis goes from 0 to 1
+    is_share: bool = False  # the axis runs from 0 to 1
     is_log: bool = False
 
 
 def draw_curves(log: list[dict[str, Any]], path: Path, panels: tuple[Panel, ...] = ()) -> None:
-    """Draw a log, one record per epoch, to a PNG file; what no panel names is taken for a loss term."""
+    """Plot a log, one record per epoch, to a PNG file; numbers that no panel names are loss terms."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - would add half a second to the start of every fit
 
     named = {name for panel in panels for name in panel.names}
-    terms = Panel("loss terms", tuple(name for name in log[0] if name not in NO_LOSS_TERMS | named))
+    terms = Panel("loss terms", tuple(name for name in log[0] if name not in OTHER_LOG_KEYS | named))
     figure = Figure(figsize=(3.2 * (len(panels) + 2) - 0.8, 3.8), layout="constrained")
     *places, use = figure.subplots(1, len(panels) + 2, width_ratios=[*[3] * (len(panels) + 1), 2])
     for axes, panel in zip(places, (terms, *panels), strict=True):

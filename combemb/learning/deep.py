@@ -1,4 +1,4 @@
-"""What the methods share that train a network with the one loop."""
+"""The base class of methods that train a network with the common loop."""
 
 import math
 from abc import abstractmethod
@@ -31,10 +31,10 @@ PRETRAINED_RATE = 0.01  # learning rate of a pretrained backbone as a share of t
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DeepMethod(Method):
-    """A method that trains a network with the one loop: it brings `network`, `losses` and what else it needs.
+    """A method that trains a network with the common loop: it defines `network`, `losses` and optional hooks.
 
-    `network_` is the method's own network, `tower_` all that trains. All state belongs into the network, in buffers
-    where it is not learned; `scratch` is for what training alone needs.
+    `network_` is the method's own network, `tower_` everything that is trained. All state belongs in the network, in
+    buffers if it is not learned; `scratch` holds what only training needs.
     """
 
     needs_other_gradient: ClassVar[bool] = True  # whether a loss sends gradients through the second view
@@ -44,7 +44,7 @@ class DeepMethod(Method):
     )
     backbone_rate: float | None = setting(
         None,
-        "learning rate of the backbone in units of the network's; None: 0.01 if pretrained, else 1; ours",
+        "learning rate of the backbone relative to the network's; None: 0.01 if pretrained, otherwise 1; ours",
         above=0,
     )
     mixed_precision: bool | None = setting(
@@ -54,58 +54,58 @@ class DeepMethod(Method):
     batch_size: int = setting(512, "items per step, over all processes", above=0)
     labelled_share: float = setting(0.5, "labelled part of a batch; half, as in GPQ's release", above=0, below=1)
     learning_rate: float = setting(1e-3, "peak of the schedule (warm-up, then a cosine to zero); ours", above=0)
-    weight_decay: float = setting(1e-4, "of AdamW; the paper's", at_least=0)
-    warmup_share: float = setting(0.05, "part of the steps in which the learning rate rises; ours", at_least=0, below=1)
+    weight_decay: float = setting(1e-4, "weight decay of AdamW; the paper's", at_least=0)
+    warmup_share: float = setting(0.05, "steps of rising learning rate, as a share; ours", at_least=0, below=1)
     clip_norm: float = setting(1.0, "largest norm of the gradient; ours", above=0)
     max_features: int = setting(256, "principal components of the input that the network sees; ours", above=0)
     threads: int = setting(
-        1, "CPU threads of training: small networks gain nothing from more, and lose much on a busy machine", above=0
+        1, "CPU threads in training; small networks gain nothing from more and slow down on a busy machine", above=0
     )
     view_noise: float = setting(
-        0.5, "noise of the two views when items have one view only, in units of a feature; ours", at_least=0
+        0.5, "noise of the two views if items have only one, relative to the size of a feature; ours", at_least=0
     )
     view_dropout: float = setting(0.1, "share of features set to zero in such views; ours", at_least=0, below=1)
 
-    # What a method brings
+    # To be implemented
 
     @abstractmethod
     def network(self, n_features: int, n_seen: int, n_novel: int) -> nn.Module:
         """Return the untrained network on mapped features (B, n_features).
 
-        n_novel is the number of novel classes that a `HeadMethod` has outputs for, 0 for other methods.
+        n_novel is the number of novel classes that a `HeadMethod` has outputs for; 0 for other methods.
         """
 
     @abstractmethod
     def losses(self, batch: Batch) -> Terms:
-        """Return named loss terms of a batch of mapped features; the loop descends along their sum and logs them."""
+        """Return the named loss terms of a batch of mapped features; the loop minimises their sum and logs each."""
 
-    # What it may bring beside that
+    # Optional hooks
 
     def check_data(self, labels: Labels, n_features: int) -> None:
-        """Require labels of two classes or more and, unless the method does without, unlabelled items."""
+        """Require labels of at least two classes and, if `uses_unlabelled`, unlabelled items."""
         require_partly_labelled(labels) if self.uses_unlabelled else require_labelled(labels)
 
     def prepare(self, data: Batches) -> None:
-        """Set start values of the network that come from the data, before the first epoch."""
+        """Initialise the parts of the network that depend on the data, before the first epoch."""
 
     def on_epoch(self, data: Batches, epoch: int) -> None:
-        """Do the work before each epoch; state that it makes belongs into buffers of the network."""
+        """Run before each epoch; state that it changes belongs in buffers of the network."""
 
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
-        """Return numbers for the log, after each epoch, from its last batch (as the loop has it) and the data."""
+        """Return numbers to log after an epoch, from its last batch (not yet mapped) and the data."""
         return {}
 
     @property
     def wants_clean(self) -> bool:
-        """Whether batches hold the clean view too, unless a whole backbone trains: it would cost too much."""
+        """Whether batches also hold the clean view; never if the whole backbone is trained, for its cost."""
         return False
 
     def n_epochs(self, steps_per_epoch: int) -> int:
-        """Return how often to go through the data."""
+        """Return the number of epochs."""
         return self.epochs or max(-(-DEFAULT_STEPS // steps_per_epoch), MIN_EPOCHS)
 
     def optimisers(self) -> list[Optimizer]:
-        """Return one AdamW over everything; methods with several players override this and `step`."""
+        """Return one AdamW for all parameters; methods with several players override this and `step`."""
         groups = [{"params": list(self.network_.parameters()), "lr": self.learning_rate}]
         if self.tower_.backbone is not None and self.image_input_ is not None:
             rate = self.backbone_rate or (PRETRAINED_RATE if self.image_input_.is_pretrained else 1.0)
@@ -113,12 +113,12 @@ class DeepMethod(Method):
         return [AdamW(groups, weight_decay=self.weight_decay, fused=True)]
 
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
-        """Take one step down the sum of `losses`."""
+        """Take one gradient step on the sum of `losses`."""
         terms = self.losses(self.mapped(batch))
         descend(self.tower_.parameters(), optimisers[0], terms, self.clip_norm)
         return terms
 
-    # What it can use
+    # For use in the methods above
 
     @property
     def network_(self) -> nn.Module:
@@ -127,13 +127,13 @@ class DeepMethod(Method):
 
     @property
     def scratch(self) -> SimpleNamespace:
-        """A place for what training alone needs, such as features of all items; it is gone at the end of a fit."""
+        """A namespace for what only training needs, such as features of all items; deleted when a fit ends."""
         if not hasattr(self, "scratch_"):
             self.scratch_ = SimpleNamespace()
         return self.scratch_
 
     def mapped(self, batch: Batch) -> Batch:
-        """Return the batch as the network sees it; features of a frozen backbone have been mapped before."""
+        """Return the batch with mapped features; those of a frozen backbone are mapped already."""
         if self.tower_.backbone is None:
             return batch
         with torch.autocast(batch.x.device.type, torch.bfloat16, enabled=self._is_mixed(batch.x.device)):
@@ -146,7 +146,7 @@ class DeepMethod(Method):
 
     @torch.no_grad()
     def clean_features(self, items: Items, rows: Tensor) -> Tensor:
-        """Return mapped features (n, F') of the clean view of some items of a training, on the CPU."""
+        """Return the mapped features (n, F') of the clean view of some training items, on the CPU."""
         device = resolved(self.device)
         parts = []
         for some in rows.split(items.n_rows):
@@ -154,10 +154,10 @@ class DeepMethod(Method):
             parts.append(x if self.tower_.backbone is None else self.tower_.features(x.to(device)).cpu())
         return torch.cat(parts)
 
-    # What the interface of all methods asks for
+    # The interface of `Method`
 
     def image_input(self) -> ImageInput:
-        """Return what reads images: as features where the backbone is frozen, else as what its trained part takes."""
+        """Return the reader of images: features if the backbone is frozen, otherwise inputs of its trained part."""
         require(
             self.finetune == "none" or not self.mixed_precision or bfloat16_runs(resolved(self.device)),
             f"mixed_precision=True: bfloat16 does not run on this {resolved(self.device).type}; leave it at None",
@@ -187,11 +187,11 @@ class DeepMethod(Method):
             del self.scratch_  # as large as the data, and of no use after training
 
     def _count_novel(self, data: Batches, progress: bool | None) -> None:
-        """Set `n_novel_`, where the network has outputs for novel classes."""
+        """Set `n_novel_` if the network has outputs for novel classes."""
 
     @torch.no_grad()
     def _feature_map(self, items: Items, backbone: nn.Module | None, progress: bool | None) -> FeatureMap | None:
-        """Fit the map on the features at the start; a backbone that starts at random has none."""
+        """Fit the map on the initial features; a backbone that starts with random weights has none."""
         if self._trains_whole_backbone and self.image_input_ and not self.image_input_.is_pretrained:
             return None
         found = chunks(items, "reading features", progress)
@@ -240,22 +240,22 @@ class DeepMethod(Method):
 
     @property
     def feature_map_(self) -> FeatureMap:
-        """The map from embeddings, or features of the backbone, to what the network sees."""
-        assert isinstance(self.tower_.feature_map, FeatureMap), "a backbone that starts at random has none"
+        """The map from embeddings, or features of the backbone, to the input of the network."""
+        assert isinstance(self.tower_.feature_map, FeatureMap), "a backbone that starts with random weights has none"
         return self.tower_.feature_map
 
     @property
     def n_inputs(self) -> int:
-        """F of the data that the method was fitted on."""
+        """Number of features F of the data that the method was fitted on."""
         backbone = self.tower_.backbone
         return math.prod(backbone.shape) if isinstance(backbone, LastStage) else len(self.feature_map_.mean)
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that was fitted; of the backbone what was trained."""
+        """Return the fitted tensors; of the backbone, only the part that was trained."""
         return self.tower_.state_dict()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Build the tower again and fill it."""
+        """Rebuild the tower and load its tensors."""
         may_lack_map = self._trains_whole_backbone
         components = state.get("feature_map.components") if may_lack_map else state["feature_map.components"]
         feature_map = nn.Identity() if components is None else FeatureMap(*components.shape)

@@ -23,9 +23,9 @@ from combemb.system.machine import resolved
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class HeadMethod(DeepMethod):
-    """A deep method whose network has an output for every class; `predict` answers by it.
+    """A deep method whose network has an output for every class, which `predict` uses.
 
-    `n_novel_`, the number of novel classes, is known before the network is built and stored in run.json.
+    `n_novel_`, the number of novel classes, is determined before the network is built and stored in run.json.
     """
 
     n_novel: int | None = setting(
@@ -34,17 +34,17 @@ class HeadMethod(DeepMethod):
 
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
-        """Return scores of all classes, the seen ones first: mapped features (n, F') -> (n, n_seen + n_novel_)."""
+        """Return scores of all classes, seen ones first: mapped features (n, F') -> (n, n_seen + n_novel_)."""
 
     def check_data(self, labels: Labels, n_features: int) -> None:
-        """Require one label per item beside what every deep method requires."""
+        """Require one label per item, in addition to what every deep method requires."""
         require(not labels.is_multi, f"{type(self).__name__} takes one label per item, but these may have several")
         super().check_data(labels, n_features)
 
     def predict(
         self, x: Any, *, by: Literal["clusters", "head"] | None = None, progress: bool | None = None
     ) -> np.ndarray:
-        """Return the class of each item, by the head unless told otherwise; see `Method.predict`."""
+        """Return the class of each item, by default from the head; see `Method.predict`."""
         if by == "clusters":
             return super().predict(x, by=by, progress=progress)
         require(by in {None, "head"}, f"by={by!r}; choose 'head' or 'clusters'")
@@ -58,17 +58,17 @@ class HeadMethod(DeepMethod):
 
     @property
     def predicts_by(self) -> str:
-        """What answers `predict` unless told otherwise."""
+        """What `predict` uses by default."""
         return "head"
 
     def report(self) -> list[str]:
-        """Say how many classes the head has, and where the number of novel ones comes from."""
+        """Return a line with the number of classes of the head, and whether that of the novel ones was estimated."""
         how = "estimated" if self.n_novel is None else "given"
         return [f"head over {len(self.classes_)} seen and {self.n_novel_} novel classes ({how}); `predict` uses it"]
 
     def _count_novel(self, data: Batches, progress: bool | None) -> None:
         if self.n_novel is not None:
             self.n_novel_ = int(self.n_novel)
-        elif not hasattr(self, "n_novel_"):  # a resumed run knows it
+        elif not hasattr(self, "n_novel_"):  # a resumed run has it
             x = self.clean_features(data.items, torch.arange(len(data.items))).numpy()
             self.n_novel_ = count_novel(Pile(x, data.labels.values, seed=int(self.seed), progress=progress)).n

@@ -1,4 +1,4 @@
-"""From what a user gives to the items that a method learns from or embeds; images need a backbone, a size and views."""
+"""Input of methods: data as a user gives them become items to learn from or to embed, images by a backbone."""
 
 import hashlib
 import statistics
@@ -29,26 +29,26 @@ from combemb.system.machine import limited_threads, n_cores, resolved, seeded
 if TYPE_CHECKING:
     from combemb.learning.method import Method
 
-MIN_SIDE = 96  # for a pretrained backbone; smaller images are enlarged
-MAX_UNCACHED = 256  # clean features of so few images, such as queries, are not written to the cache
+MIN_SIDE = 96  # pixels; smaller images are enlarged
+MAX_UNCACHED_IMAGES = 256  # clean features of up to so many images, such as queries, are not cached
 MEASURED_IMAGES = 64
-LAST_STAGE_ROWS = 256  # inputs of a last stage are large, so fewer are held at a time
+LAST_STAGE_ROWS = 256  # inputs of a last stage are large, so fewer are in memory at a time
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ImageSettings:
-    """Settings of the way from images to features; embeddings do not need them."""
+    """Settings that turn images into features; without effect for embeddings."""
 
     backbone: str = setting(
         "efficientnet_lite0",
         "network that turns images into features: efficientnet_lite0, resnet18, alexnet, vgg, hf:<name or folder>",
     )
-    backbone_weights: str | None = setting(None, "a .safetensors file of its weights; None: those that it comes with")
+    backbone_weights: str | None = setting(None, "a .safetensors file of its weights; None: its own, if it has any")
     backbone_width: int = setting(64, "channels of the first stage of resnet18", above=0)
     image_size: int | None = setting(
         None, "side in pixels; None: that of the images, at least 96, at most what the backbone was made for", above=0
     )
-    n_views: int = setting(3, "views per image that are stored as features, the first the clean image; ours", above=0)
+    n_views: int = setting(3, "views per image stored as features, the first is the clean image; ours", above=0)
     crop_area: float = setting(0.3, "smallest part of an image in a view; ours, SimCLR has 0.08", above=0, at_most=1)
     flip: float = setting(0.5, "probability that a view is mirrored; SimCLR's", at_least=0, at_most=1)
     colour: float = setting(0.4, "strength of the colour jitter; SimCLR's for small images", at_least=0, at_most=1)
@@ -62,16 +62,16 @@ class ImageSettings:
 
 
 class ImageInput:
-    """Reads images for one method, fitted or about to be.
+    """The reader of images of one method.
 
     Parameters
     ----------
     settings : ImageSettings
-        Copied: later changes of the method's settings do not change how a fitted method reads images.
-    seed, device
-        Of the method.
+        They are copied, so later changes of a fitted method's settings have no effect here.
+    seed, device : int, str
+        Those of the method.
     trained : {"none", "last", "all"}
-        The part of the backbone that the method trains. Images become features, what the last stage gets, or pixels.
+        The part of the backbone that the method trains. Images become features, inputs of the last stage, or pixels.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ImageInput:
         self.name, self.width, self.weights = settings.backbone, settings.backbone_width, settings.backbone_weights
         self.seed, self.device, self.trained = int(seed), device, trained
         self.size = int(settings.image_size or 0)  # in pixels; 0 until `decide_size`
-        self.known_digest: str | None = None  # of a fitted method; another backbone is refused
+        self.known_digest: str | None = None  # of the backbone of a fitted method; another one is refused
         self.first_stage_weights: Path | None = None
 
     def start_from(self, weights: Path) -> None:
@@ -97,7 +97,7 @@ class ImageInput:
 
     @cached_property
     def backbone(self) -> Backbone:
-        """The network, with random weights where a fitted method brings all of them."""
+        """The network; with random weights if a fitted method has stored all of them."""
         has_own = self.trained == "all" and self.known_digest is not None
         with seeded(self.seed):
             weights = None if has_own else self.first_stage_weights or self.weights
@@ -107,17 +107,17 @@ class ImageInput:
 
     @property
     def is_pretrained(self) -> bool:
-        """Whether the backbone starts with weights that were trained."""
+        """Whether the backbone starts with trained weights."""
         return self.backbone.has_weights or (self.first_stage_weights or self.weights) is not None
 
     @cached_property
     def digest(self) -> str:
-        """Changes with all that decides the features and is not stored in the run folder."""
+        """A digest of everything that determines the features and is not stored in the run folder."""
         return self._digest({} if self.trained == "all" else self.backbone.state_dict())
 
     @property
     def start_digest(self) -> str:
-        """Changes with the weights that a first stage starts from."""
+        """A digest of the backbone with the weights that a first stage starts from."""
         return self._digest(self.backbone.state_dict())
 
     def _digest(self, state: dict[str, Tensor]) -> str:
@@ -128,18 +128,18 @@ class ImageInput:
         return digest.hexdigest()[:16]
 
     def decide_size(self, images: Images) -> None:
-        """Choose the side of the images in pixels, unless it is known."""
+        """Choose the side of the images in pixels, unless it is set."""
         if not self.size:
             largest = self.backbone.default_size
             self.size = min(max(_typical_side(images, largest), min(MIN_SIDE, largest)), largest)
 
     def load(self, given: Given, n_views: int, progress: bool | None) -> Loaded:
-        """Return images as the items that the method takes, without those that cannot be read."""
+        """Return images as the items that the method uses, without those that cannot be read."""
         assert given.images is not None
         self.decide_size(given.images)
         require(
             self.known_digest in {None, self.digest},
-            f"{self.name} is another than when this model was fitted: its weights or settings have changed; "
+            f"{self.name} is not the one that this model was fitted with: its weights or settings have changed; "
             "restore the old ones, or fit again",
         )
         read = self._pixels if self.trained == "all" else self._features
@@ -152,11 +152,11 @@ class ImageInput:
     def _features(self, images: Images, n_views: int, progress: bool | None) -> tuple[Any, np.ndarray, dict[int, str]]:
         require(
             self.is_pretrained,
-            f"{self.name} comes without weights; give backbone_weights=FILE, or let a method that trains a "
-            "network train it with finetune='all'",
+            f"{self.name} comes without weights; set backbone_weights=FILE, or train it with "
+            "finetune='all' of a method that trains a network",
         )
         is_last = self.trained == "last"
-        with limited_threads(max(1, n_cores() // 2)):  # the other cores decode
+        with limited_threads(max(1, n_cores() // 2)):  # the other cores decode images
             found = extract(
                 images,
                 self.backbone,
@@ -165,7 +165,7 @@ class ImageInput:
                 n_views=int(n_views),
                 augmentation=self.augmentation,
                 last_stage=is_last,
-                keep=n_views > 1 or len(images) > MAX_UNCACHED,
+                keep=n_views > 1 or len(images) > MAX_UNCACHED_IMAGES,
                 device=resolved(self.device),
                 progress=progress,
             )
@@ -174,14 +174,14 @@ class ImageInput:
         return items, found.rows, found.broken
 
     def _pixels(self, images: Images, _: int, progress: bool | None) -> tuple[Any, np.ndarray, dict[int, str]]:
-        if self.known_digest is None:  # a fit finds out whether the backbone takes this size
+        if self.known_digest is None:  # raises an error if the backbone cannot process this size
             self.backbone.n_outputs(self.size, self.backbone.for_inference(), torch.device("cpu"))
         rows, broken = readable(images, progress)
         return ImageItems(Views(images, self.size, self.augmentation, self.seed), rows), rows, broken
 
 
 def training_data(method: "Method", given: Given, progress: bool | None) -> Loaded:
-    """Return the items to learn from; what can be checked is checked before images are read."""
+    """Return the items to learn from; whatever can be checked before images are read is checked first."""
     images = method.image_input_ = None if given.images is None else method.image_input()
     n_features = images.backbone.n_features if images else int(np.shape(given.x)[-1])  # type: ignore[arg-type]
     method.check_data(given.labels, n_features)
@@ -200,7 +200,7 @@ def training_data(method: "Method", given: Given, progress: bool | None) -> Load
 
 
 def load(method: "Method", given: Given, n_views: int, progress: bool | None) -> Loaded:
-    """Return the items of what a user gave: embeddings, or images as the method takes them, without broken ones."""
+    """Return the given embeddings or images as items that the method uses, without broken images."""
     images = getattr(method, "image_input_", None)
     if given.images is None:
         assert given.x is not None
@@ -211,19 +211,19 @@ def load(method: "Method", given: Given, n_views: int, progress: bool | None) ->
 
 
 def whole(method: "Method", x: Any, progress: bool | None) -> Loaded:
-    """Return items that were read already, or that can all be read: an image without a row is refused."""
+    """Return all items of x; raise a ValueError if an image cannot be read, unless x is what `read` returned."""
     data = method.read(x, progress=progress)
     if data.broken and data is not x:
         name, reason = next(iter(data.broken.items()))
         raise ValueError(
             f"{len(data.broken)} images cannot be read, such as {name}: {reason}; remove them, or embed what "
-            "`read` returns: the rows are then those of its ids"
+            "`read` returns, whose rows are those of its ids"
         )
     return data
 
 
 def embeddable(method: "Method", x: Any, progress: bool | None) -> Iterator[Tensor]:
-    """Return items that a fitted method can embed, some rows at a time."""
+    """Return the items to embed by a fitted method, in chunks of rows."""
     method._require_fitted()
     items = whole(method, x, progress).items
     takes_pixels = method.image_input_ is not None and method.image_input_.trained == "all"

@@ -1,4 +1,4 @@
-"""The one training loop. It knows no method: a method brings its module, its loss terms and, if it must, its step."""
+"""The training loop of all deep methods: a method provides its module, its loss terms and, if it must, its step."""
 
 import math
 import time
@@ -21,32 +21,32 @@ Terms = dict[str, Tensor]
 
 
 class Diverged(RuntimeError):
-    """A loss or a gradient is not finite; the module is left as it was before that epoch."""
+    """A loss or a gradient is not finite; the module is restored to its state before that epoch."""
 
 
 class Trainable(Protocol):
-    """What the loop needs of a method."""
+    """What the loop needs from a method."""
 
     warmup_share: float
 
     @property
     def tower_(self) -> nn.Module:
-        """All that trains, and the buffers that belong to it."""
+        """Everything that is trained, with its buffers."""
 
     def n_epochs(self, steps_per_epoch: int) -> int:
-        """How often to go through the data."""
+        """Return the number of epochs."""
 
     def optimisers(self) -> list[Optimizer]:
-        """Fresh optimisers of the module; their learning rates are the peak of the schedule."""
+        """Return new optimisers of the module; their learning rates are the peak of the schedule."""
 
     def on_epoch(self, data: Batches, epoch: int) -> None:
-        """Work before each epoch; state that it makes belongs into buffers of the module."""
+        """Run before each epoch; state that it changes belongs in buffers of the module."""
 
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
-        """One update of the module; returns the named loss terms."""
+        """Update the module once and return the named loss terms."""
 
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
-        """Numbers for the log, after each epoch, from its last batch and the data."""
+        """Return numbers to log after an epoch, from its last batch and the data."""
 
 
 def train(
@@ -56,11 +56,24 @@ def train(
     progress: bool | None = None,
     checkpoint_seconds: float = 10.0,
 ) -> list[dict[str, Any]]:
-    """Train `method.tower_` on `data`; returns one record per epoch.
+    """Train `method.tower_`.
 
-    With a run folder each record is logged as it comes, the state is stored after an epoch when the last time is
-    `checkpoint_seconds` ago, and a run that was stopped goes on from there, to exactly the weights that it would have
-    reached without the stop.
+    Parameters
+    ----------
+    method : Trainable
+    data : Batches
+    run : RunFolder, optional
+        Where each epoch is logged and checkpoints are stored. A run that was interrupted continues from its checkpoint
+        and reaches exactly the weights of an uninterrupted one.
+    progress : bool, optional
+        None shows it on a terminal only.
+    checkpoint_seconds : float
+        Least time between two checkpoints, which are stored at the end of an epoch.
+
+    Returns
+    -------
+    list of dict
+        The log, one record per epoch.
     """
     module, optimisers = method.tower_, method.optimisers()
     device = next(module.parameters()).device
@@ -109,13 +122,28 @@ def train(
                 if time.monotonic() - stored >= checkpoint_seconds and epoch + 1 < n_epochs:
                     run.write_checkpoint(epoch + 1, _state(module, optimisers))
                     stored = time.monotonic()
-    processes.same_state(module)  # each process has batch statistics of its own where a whole backbone trains
+    processes.same_state(module)  # processes have their own batch statistics if the whole backbone is trained
     module.eval()
     return log
 
 
 def descend(parameters: Iterable[Tensor], optimiser: Optimizer, terms: Terms, clip_norm: float) -> None:
-    """One step down the sum of the terms, with the gradient's norm clipped; nothing changes if it is not finite."""
+    """Take one gradient step on the sum of the terms.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+    optimiser : Optimizer
+    terms : dict of Tensor
+        Named loss terms, each a scalar.
+    clip_norm : float
+        Largest norm of the gradient.
+
+    Raises
+    ------
+    Diverged
+        If the loss or its gradient is not finite; the parameters are then unchanged.
+    """
     parameters = list(parameters)
     optimiser.zero_grad(set_to_none=True)
     loss = torch.stack(list(terms.values())).sum()
@@ -126,13 +154,13 @@ def descend(parameters: Iterable[Tensor], optimiser: Optimizer, terms: Terms, cl
         values = ", ".join(f"{name} {float(term.detach()):.4g}" for name, term in terms.items())
         raise Diverged(
             f"the loss or its gradient is not finite ({values}; gradient norm {float(norm):.4g}). "
-            "The state before this epoch is kept; try a lower learning_rate or look for outliers in the data"
+            "The state before this epoch is kept; use a lower learning_rate or look for outliers in the data"
         )
     optimiser.step()
 
 
 def schedule(step: int, n_steps: int, warmup_share: float) -> float:
-    """Factor on the learning rate: a linear warm-up, then half a cosine to zero.
+    """Return the factor on the learning rate: a linear warm-up, then half a cosine to zero.
 
     >>> [round(schedule(step, 10, 0.2), 2) for step in (0, 1, 2, 6, 9)]
     [0.5, 1.0, 1.0, 0.5, 0.04]
@@ -159,7 +187,7 @@ def _line(epoch: int, epochs: int, sums: Terms, n: int) -> str:
 
 
 def _state(module: nn.Module, optimisers: list[Optimizer]) -> dict[str, Tensor]:
-    """Weights and optimiser states as a flat table of tensors."""
+    """Return weights and optimiser states as one dictionary of tensors."""
     state = {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
     for i, optimiser in enumerate(optimisers):
         for j, slots in optimiser.state_dict()["state"].items():
@@ -168,7 +196,7 @@ def _state(module: nn.Module, optimisers: list[Optimizer]) -> dict[str, Tensor]:
 
 
 def _restore(run: RunFolder | None, module: nn.Module, optimisers: list[Optimizer]) -> tuple[int, list[dict[str, Any]]]:
-    """Put a stored state back; returns the epochs done and their log."""
+    """Restore the last checkpoint, if there is one; return the number of epochs done and their log."""
     stored = run.checkpoint() if run else None
     if run is None or stored is None:
         return 0, []

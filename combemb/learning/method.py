@@ -1,4 +1,4 @@
-"""The interface of all methods: what a method brings, and what it can do once it is fitted."""
+"""The interface of all methods: what a method implements, and what it can do once it is fitted."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ from combemb.system.machine import DEVICES, is_available, resolved
 
 
 class FittedState:
-    """What a fit sets; no fields of the dataclass, which are settings."""
+    """The attributes that a fit sets. They are not fields of the dataclass, which are settings."""
 
     classes_: np.ndarray  # the seen classes
-    image_input_: ImageInput | None  # what reads images; None after a fit on embeddings
-    path_: str | None  # where the data were read from
+    image_input_: ImageInput | None  # the reader of images; None after a fit on embeddings
+    path_: str | None  # path that the data were read from
     broken_: dict[str, str]  # images that could not be read, with the reasons
     log_: list[dict[str, Any]]  # one record per epoch of a DeepMethod
     n_novel_: int  # novel classes of a HeadMethod
@@ -41,26 +41,26 @@ class FittedState:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Method(ImageSettings, Settings, FittedState, ABC):
-    """A way to learn from data of which a part is labelled. The fields are the settings; the constructor only stores.
+    """Base class of methods, which learn from partly labelled data. The fields are the settings.
 
-    scikit-learn's conventions hold: `fit` returns self, fitted state ends in `_`, `get_params` and `clone` work. A
-    method that gives codes is a `CodeMethod`, one that trains a network a `DeepMethod`, one with a head over all
-    classes a `HeadMethod`.
+    scikit-learn's conventions hold: the constructor only stores, `fit` returns self, fitted attributes end in `_`,
+    `get_params` and `clone` work. A method with codes is a `CodeMethod`, one that trains a network a `DeepMethod`, one
+    with a head over all classes a `HeadMethod`.
     """
 
     paper: ClassVar[str]
-    uses_unlabelled: ClassVar[bool] = True  # False: only the labelled items of a pile are learned from
+    uses_unlabelled: ClassVar[bool] = True  # False: `fit` ignores unlabelled items
 
     seed: int = setting(
-        0, "what is random in a fit follows from it; the global random state is never touched", at_least=0, below=2**31
+        0, "determines all random choices of a fit; the global random state is never touched", at_least=0, below=2**31
     )
     device: str = setting("auto", "auto uses CUDA, then MPS, then the CPU", choices=DEVICES)
 
-    # What a method brings
+    # To be implemented
 
     @abstractmethod
     def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
-        """Set the fitted state."""
+        """Learn from the data and set the fitted attributes."""
 
     @abstractmethod
     def _embed(self, x: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Method(ImageSettings, Settings, FittedState, ABC):
     @property
     @abstractmethod
     def n_inputs(self) -> int:
-        """F of the data that the method was fitted on."""
+        """Number of features F of the data that the method was fitted on."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
@@ -77,44 +77,44 @@ class Method(ImageSettings, Settings, FittedState, ABC):
 
     @abstractmethod
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` returned."""
+        """Set the fitted state from what `state` returned."""
 
-    # What it may bring beside that
+    # Optional hooks
 
     def check_settings(self) -> None:
-        """Raise a ValueError that names the setting if the settings make no sense, whatever the data are."""
+        """Raise a ValueError that names the setting if one is invalid for any data."""
         check_settings(self)
 
     def check_data(self, labels: Labels, n_features: int) -> None:
-        """Raise a ValueError if the method cannot learn from such labels and features; nothing is written before."""
+        """Raise a ValueError if the method cannot learn from such data; nothing has been written yet."""
 
     def image_input(self) -> ImageInput:
-        """Return what reads images for this method."""
+        """Return the reader of images."""
         return ImageInput(self, self.seed, self.device)
 
     def first_stage(self) -> FirstStage | None:
-        """Return what trains the backbone before the method does, if anything."""
+        """Return the stage that trains the backbone before the method does, if there is one."""
         return None
 
     def _begin(self, data: Loaded, progress: bool | None) -> None:
-        """Do the part of a fit that may still refuse the data; nothing has been written then."""
+        """Do the part of a fit that may still reject the data; nothing has been written yet."""
 
     def report(self) -> list[str]:
-        """Return lines for a reader about what the fit learned."""
+        """Return lines for `summary` about what the fit learned."""
         return []
 
     def facts(self) -> dict[str, Any]:
-        """Return what belongs into diagnosis.json beside the last epoch's numbers and the use of the codes."""
+        """Return entries for diagnosis.json besides the numbers of the last epoch and the use of the codes."""
         return {}
 
     @property
     def panels(self) -> tuple[Panel, ...]:
-        """Numbers of the log to be drawn beside the loss terms."""
+        """Plots of the log in addition to the loss terms."""
         return ()
 
     @property
     def _codebook(self) -> Codebook | None:
-        """The codebook of a `CodeMethod`."""
+        """The codebook of a `CodeMethod`, None for other methods."""
         return None
 
     # What every method can do
@@ -129,7 +129,7 @@ class Method(ImageSettings, Settings, FittedState, ABC):
         resume: bool = False,
         progress: bool | None = None,
     ) -> Self:
-        """Learn from images or embeddings of which a part is labelled.
+        """Learn from partly labelled images or embeddings.
 
         Parameters
         ----------
@@ -138,20 +138,24 @@ class Method(ImageSettings, Settings, FittedState, ABC):
             or a file of them.
         labels : array-like, optional
             Ints with -1, strings with None or "", or (N, C) of 0/1 with rows of -1. Without it, the labels stored
-            beside x are used.
+            with x are used.
         folder : path, optional
-            Run folder to write to while training.
+            Run folder to write; it is updated during training.
         overwrite, resume : bool
-            Replace the run in the folder, or continue one that was stopped.
+            Replace the run in the folder, or continue one that was interrupted.
         progress : bool, optional
             None shows it on a terminal only.
+
+        Returns
+        -------
+        Self
         """
         progress = progress if processes.is_first() else False
         run = RunFolder(folder) if folder is not None else None
         if run:
             run.check_free(overwrite, resume)
         for name in [name for name in vars(self) if name.endswith("_")]:
-            delattr(self, name)  # not fitted until the data have passed
+            delattr(self, name)  # not fitted until the data have been checked
         self.check_settings()
         require(is_available(self.device), f"device={self.device!r} is not available on this machine; use auto")
         given = read_given(x, labels).training_part()
@@ -180,19 +184,44 @@ class Method(ImageSettings, Settings, FittedState, ABC):
             if run and processes.is_first():
                 run.write_report(saving.diagnosis(self, data.items), getattr(self, "log_", []), self.panels)
                 saving.write_state(self, run)
-            processes.wait_for_all()  # the run is whole for everyone, and gloo's threads have let go of their tensors
+            processes.wait_for_all()  # all find the run complete, and gloo's threads have released their tensors
         return self
 
     def read(self, x: Any, *, progress: bool | None = None) -> Loaded:
-        """Return x as items to embed, without images that cannot be read: `.ids` says which are left, `.broken` why."""
+        """Read x as items to embed, without images that cannot be read.
+
+        Parameters
+        ----------
+        x
+            As for `fit`.
+        progress : bool, optional
+            None shows it on a terminal only.
+
+        Returns
+        -------
+        Loaded
+            `.ids` has the ids of the items, `.broken` those of images that cannot be read, with the reasons.
+        """
         return x if isinstance(x, Loaded) else load(self, read_given(x), 1, progress)
 
     def embed(self, x: Any, *, progress: bool | None = None) -> Tensor:
-        """Embed the clean view of every item of x, as `fit` takes it or as `read` returns it: (N, D) float32."""
+        """Embed the clean view of every item.
+
+        Parameters
+        ----------
+        x
+            As for `fit`, or what `read` returns.
+        progress : bool, optional
+            None shows it on a terminal only.
+
+        Returns
+        -------
+        Tensor (N, D), float32
+        """
         return torch.cat(list(self._embedded(x, progress)))
 
     def _embedded(self, x: Any, progress: bool | None) -> Iterator[Tensor]:
-        """Yield the embeddings some rows at a time."""
+        """Yield the embeddings in chunks of rows."""
         for chunk in embeddable(self, x, progress):
             with torch.no_grad():
                 z = self._embed(chunk).cpu()
@@ -208,16 +237,20 @@ class Method(ImageSettings, Settings, FittedState, ABC):
         z: Tensor | None = None,
         progress: bool | None = None,
     ) -> Discovery:
-        """Assign every item of x to a seen or a novel class; the result is kept as `discovery_` for `predict`.
+        """Assign every item of x to a seen or a novel class; `predict` uses the result, which is kept as `discovery_`.
 
         Parameters
         ----------
         x, labels
-            Best the items of the fit, as `fit` takes them, or what `read` returns. A test split is left out.
+            As for `fit`, or what `read` returns; preferably the items of the fit. A test split is left out.
         n_novel, count_by
             The number of novel classes, or how it is estimated; see `combemb.discover`.
         z : Tensor, optional
-            What `embed` returned for x, if it is known.
+            What `embed` returned for x, if you have it.
+
+        Returns
+        -------
+        Discovery
         """
         self._require_fitted()
         check_count_by(count_by, self._codebook)
@@ -241,10 +274,14 @@ class Method(ImageSettings, Settings, FittedState, ABC):
         Parameters
         ----------
         x
-            As `fit` takes it, or what `read` returns.
+            As for `fit`, or what `read` returns.
         by : {"clusters", "head"}, optional
-            What answers: the clusters that `discover` found, or the method's own head over all classes, for a
-            `HeadMethod`. None: `predicts_by`, its head where it has one.
+            Whether to use the clusters that `discover` found, or the head of a `HeadMethod` over all classes. None:
+            `predicts_by`, the head if there is one.
+
+        Returns
+        -------
+        ndarray (n,) of object
         """
         require(by in {None, "clusters"}, f"by={by!r}: {type(self).__name__} has no head of its own; use 'clusters'")
         data = whole(self, x, progress)
@@ -252,16 +289,16 @@ class Method(ImageSettings, Settings, FittedState, ABC):
 
     @property
     def predicts_by(self) -> str:
-        """What answers `predict` unless told otherwise: "clusters" or "head"."""
+        """What `predict` uses by default: "clusters" or "head"."""
         return "clusters"
 
     def novelty(self, x: Any, *, progress: bool | None = None) -> np.ndarray:
-        """Return how much each item seems to belong to no seen class, (n,), larger = more; see `Discovery.novelty`."""
+        """Return a score (n,) that is larger for items of novel classes; see `Discovery.novelty`."""
         data = whole(self, x, progress)
         return self._found().novelty(self.embed(data, progress=progress), data.discovery_features)
 
     def summary(self) -> list[str]:
-        """Return a few lines for a reader about what the fit learned."""
+        """Return a few lines of text about what the fit learned."""
         codes = [] if self._codebook is None else [f"{type(self).__name__}: {self._codebook!r}"]
         broken = getattr(self, "broken_", {})
         return [*codes, *self.report(), *([f"images that could not be read: {len(broken)}"] if broken else [])]

@@ -1,4 +1,4 @@
-"""First stages: training of a backbone before a method starts, done once for the same data, backbone and recipe."""
+"""First stages train a backbone before a method starts, once for the same data, backbone and recipe."""
 
 import hashlib
 import json
@@ -15,26 +15,40 @@ from combemb.system.files import write_tensors
 if TYPE_CHECKING:
     from combemb.learning.input import ImageInput
 
-STAGE_FORMAT = 1  # goes up when the same recipe gives other weights
+STAGE_FORMAT = 1  # increased when the same recipe gives other weights
 
 
 class FirstStage(Protocol):
-    """Trains a backbone on images, such as SimCLR on all of them or a classifier on the labelled ones."""
+    """Training of a backbone on images, such as SimCLR on all of them or a classifier on the labelled ones."""
 
     uses_labels: bool
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The name of the stage and all that decides its outcome, as JSON."""
+        """The name of the stage and everything that determines its result, as JSON."""
 
     def train(self, backbone: Backbone, given: Given, size: int, folder: Path, progress: bool | None) -> None:
-        """Train the backbone in place; `folder` holds what a stopped training needs to continue."""
+        """Train the backbone in place; `folder` is for what an interrupted training needs to continue."""
 
 
 def weights_after(stage: FirstStage, images: "ImageInput", given: Given, progress: bool | None) -> Path:
     """Return the file of a backbone's weights after a first stage: from the cache, or trained and stored there.
 
-    All methods that ask for the same stage share it; other processes wait until it is there.
+    All methods that use the same stage share the file; other processes wait until it is written.
+
+    Parameters
+    ----------
+    stage : FirstStage
+    images : ImageInput
+        The reader of images, which has the backbone.
+    given : Given
+        The images to train on, with labels.
+    progress : bool, optional
+        None shows it on a terminal only.
+
+    Returns
+    -------
+    Path
     """
     assert given.images is not None
     images.decide_size(given.images)

@@ -1,4 +1,4 @@
-"""The run folder: one fitted model with its configuration, weights and log. No file in it is ever half-written."""
+"""The run folder: one fitted model with its configuration, weights and log. Its files are written atomically."""
 
 import json
 from pathlib import Path
@@ -17,40 +17,46 @@ from combemb.system.files import write_atomically, write_json, write_tensors
 
 FORMAT_VERSION = 2
 
-# All files of a run folder: what a fit writes, then what `discover`, `index` and the demo add.
+# All files of a run folder: those that a fit writes, then those of `discover`, `index` and the demo.
 CONFIG = RUN_MARKER
 WEIGHTS, BACKBONE, CHECKPOINT = "weights.safetensors", "backbone.safetensors", "checkpoint.safetensors"
 LOG, DIAGNOSIS, CURVES, BROKEN = "metrics.jsonl", "diagnosis.json", "training.png", "broken.csv"
 DISCOVERY, TABLE, TEXT = "discovery.safetensors", "discovery.parquet", "discovery.csv"
 PAGE, MAP = "discovery.html", "discovery-map.png"
-INDEX, ENTRIES = "index.safetensors", "entries.parquet"  # of no use after another fit, and then refused
+INDEX, ENTRIES = "index.safetensors", "entries.parquet"  # `Collection.open` refuses them after another fit
 REPLACED = (CHECKPOINT, WEIGHTS, BACKBONE, LOG, DIAGNOSIS, CURVES, BROKEN, DISCOVERY, TABLE, TEXT, PAGE, MAP, CONFIG)
 
 
 class RunFolder:
-    """A run folder that a fit writes into."""
+    """The files of one run.
+
+    Parameters
+    ----------
+    folder : path
+        It need not exist yet.
+    """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
 
     def check_free(self, overwrite: bool, resume: bool) -> None:
-        """Before any work: ValueError if the folder holds something that must not be replaced."""
+        """Raise a ValueError if the folder holds something that must not be replaced; to be called before any work."""
         if overwrite and resume:
             raise ValueError("overwrite and resume exclude each other; choose one")
         if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
             return
         if not self.has_config():
-            raise ValueError(f"{self.folder} exists and is not a run folder; choose another place")
+            raise ValueError(f"{self.folder} exists and is not a run folder; choose another folder")
         if not (overwrite or resume):
-            raise ValueError(f"{self.folder} holds a run; use overwrite to replace it, or resume to go on with it")
+            raise ValueError(f"{self.folder} holds a run; use overwrite to replace it, or resume to continue it")
 
     def start(self, config: dict[str, Any]) -> None:
-        """Begin anew: remove the files of an earlier run and store the configuration."""
-        json.dumps(config, allow_nan=False)  # may fail, and must not after the old run is gone
+        """Remove the files of an earlier run and store the configuration."""
+        json.dumps(config, allow_nan=False)  # if this fails, the old run must still be there
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in REPLACED:
             (self.folder / name).unlink(missing_ok=True)
-            for leftover in self.folder.glob(f".{name}.*"):  # of a process that was killed while it wrote
+            for leftover in self.folder.glob(f".{name}.*"):  # from a process that was killed while writing
                 leftover.unlink()
         self.write_config(config)
 
@@ -60,19 +66,19 @@ class RunFolder:
 
     @property
     def discovery(self) -> Path:
-        """Where the clusters that the model found are stored, if it was asked for them."""
+        """The file of the discovered clusters, which `discover` writes."""
         return self.folder / DISCOVERY
 
     def has_config(self) -> bool:
-        """Whether a run was ever started here."""
+        """Whether a run was started here."""
         return (self.folder / CONFIG).is_file()
 
     def is_complete(self) -> bool:
-        """Whether the run here came to its end."""
+        """Whether the run here is finished."""
         return (self.folder / WEIGHTS).is_file()
 
     def config(self) -> dict[str, Any]:
-        """The configuration of the run in this folder."""
+        """Return the configuration of the run; raise a ValueError if there is none or it is damaged."""
         path = self.folder / CONFIG
         try:
             config: dict[str, Any] = json.loads(path.read_text())
@@ -90,19 +96,19 @@ class RunFolder:
         return config
 
     def write_weights(self, tensors: dict[str, Tensor]) -> None:
-        """Store the fitted state and drop the checkpoint that it replaces."""
+        """Store the fitted state and remove the checkpoint that it replaces."""
         write_tensors(self.folder / WEIGHTS, tensors)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def weights(self) -> dict[str, Tensor]:
-        """The fitted state."""
+        """Return the fitted state."""
         path = self.folder / WEIGHTS
         if not path.exists() and (self.folder / CHECKPOINT).exists():
-            raise ValueError(f"the run in {self.folder} was stopped before its end; go on with resume")
+            raise ValueError(f"the run in {self.folder} was interrupted; continue it with resume")
         return _read_tensors(path)
 
     def write_report(self, diagnosis: dict[str, Any], log: list[dict[str, Any]], panels: tuple[Panel, ...]) -> None:
-        """Store the diagnosis as JSON and, where something was trained, the curves of its log as a picture."""
+        """Store the diagnosis as JSON and, if there is a log, a plot of it."""
         write_json(self.folder / DIAGNOSIS, diagnosis)
         if log:
             write_atomically(self.folder / CURVES, lambda temporary: draw_curves(log, temporary, panels))
@@ -118,7 +124,7 @@ class RunFolder:
         write_tensors(self.folder / CHECKPOINT, {**tensors, "epoch": torch.tensor(epoch)})
 
     def checkpoint(self) -> tuple[int, dict[str, Tensor]] | None:
-        """The last state stored, or None; the log forgets the epochs after it."""
+        """Return epoch and state of the checkpoint, or None; later epochs are removed from the log."""
         path = self.folder / CHECKPOINT
         if not path.exists():
             (self.folder / LOG).unlink(missing_ok=True)
@@ -130,12 +136,12 @@ class RunFolder:
         return epoch, tensors
 
     def append_log(self, record: dict[str, Any]) -> None:
-        """Add one epoch's numbers as a line of JSON."""
+        """Append the numbers of one epoch as a line of JSON."""
         with (self.folder / LOG).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def log(self) -> list[dict[str, Any]]:
-        """All epochs' numbers; a last line cut short by a crash is left out."""
+        """Return the numbers of all epochs; a line cut off by a crash is ignored."""
         path = self.folder / LOG
         lines = path.read_text().splitlines() if path.exists() else []
         records = []
@@ -156,7 +162,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _check_config(path: Path, config: dict[str, Any]) -> None:
-    """Raise a ValueError that names what is missing in a configuration or has another form than `saving` gives it."""
+    """Raise a ValueError that names what is missing or malformed in a configuration."""
     classes, images = config.get("classes"), config.get("images")
     is_list = isinstance(classes, list)
     is_right = {
@@ -172,6 +178,6 @@ def _check_config(path: Path, config: dict[str, Any]) -> None:
     wrong = [key for key, value in is_right.items() if not value]
     missing = [key for key in wrong if key not in config]
     if missing:
-        raise ValueError(f"{path} is damaged, it lacks {', '.join(missing)}; fit again")
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}; fit again")
     if wrong:
         raise ValueError(f"{path} is damaged: {wrong[0]} is {config[wrong[0]]!r}; fit again")

@@ -1,4 +1,4 @@
-"""How a method is stored in a run folder and comes back, and what a resumed fit must have in common with it."""
+"""Store a method in a run folder and load it, and check that a resumed fit has the same settings and data."""
 
 import dataclasses
 import warnings
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 OwnMethod = TypeVar("OwnMethod", bound="Method")
 
 BUILT_IN = "combemb.methods."
-OTHERS = {"key": "the images", "labels": "the labels", "backbone_digest": "the weights of the backbone"}  # by digest
-MAX_DIAGNOSED_ITEMS = 20_000  # items whose codes are counted at the end of a fit
+DIGESTS = {"key": "the images", "labels": "the labels", "backbone_digest": "the weights of the backbone"}
+MAX_DIAGNOSED_ITEMS = 20_000  # codes of at most so many items are counted at the end of a fit
 
 
 def method_name(cls: type["Method"]) -> str:
-    """Return the name under which `combemb.methods.get` finds a class: that of its file, or `package.module:Class`."""
+    """Return the name by which `combemb.methods.get` finds a class: that of its file, or `package.module:Class`."""
     module = cls.__module__
     return module.removeprefix(BUILT_IN) if module.startswith(BUILT_IN) else f"{module}:{cls.__qualname__}"
 
 
 def config_of(method: "Method", classes: np.ndarray, data: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return all that makes the method again, but for its tensors, as JSON."""
+    """Return everything that restores the method except its tensors, as JSON."""
     chosen = {name: _plain(value) for name, value in method.get_params().items()}
     if chosen["backbone_weights"] is not None:
-        chosen["backbone_weights"] = str(Path(chosen["backbone_weights"]).absolute())  # a run is read from anywhere
+        chosen["backbone_weights"] = str(Path(chosen["backbone_weights"]).absolute())  # for any working directory
     if chosen["backbone"].startswith("hf:") and (local := Path(chosen["backbone"][3:])).is_dir():
         chosen["backbone"] = f"hf:{local.absolute()}"
     images = method.image_input_
@@ -50,13 +50,13 @@ def config_of(method: "Method", classes: np.ndarray, data: dict[str, Any] | None
         "classes": classes.tolist(),
         "n_novel": getattr(method, "n_novel_", None),
         "images": None if images is None else {"size": images.size, "backbone_digest": images.digest},
-        "path": method.path_,  # where the data were read from, to index them without being told again
+        "path": method.path_,  # of the data, the default of `index` and `discover`
         **({} if data is None else {"data": data}),
     }
 
 
 def data_of(given: Given, data: Loaded) -> dict[str, Any]:
-    """Return what tells that the data of a fit are the same."""
+    """Return what identifies the data of a fit."""
     return {**data.items.fingerprint(), "key": data.key, "labels": given.labels.digest}
 
 
@@ -69,15 +69,15 @@ def require_same(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -
 
     before, now = parts(stored), parts(config)
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    others = [f"{OTHERS[name]} are others now" for name in changed if name in OTHERS]
-    others += [f"{name} was {before.get(name)}, now it is {now.get(name)}" for name in changed if name not in OTHERS]
-    require(not changed, f"cannot resume {folder}: {'; '.join(others)}; undo that, or start again with overwrite")
+    others = [f"{DIGESTS[name]} have changed" for name in changed if name in DIGESTS]
+    others += [f"{name} was {before.get(name)}, now it is {now.get(name)}" for name in changed if name not in DIGESTS]
+    require(not changed, f"cannot resume {folder}: {'; '.join(others)}; undo this, or start again with overwrite")
 
 
 def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
-    """Whether these are the labels of all items of the fit that a run folder holds; True if that is not known.
+    """Return whether a run was fitted with these labels of all items; True if that is not known.
 
-    Classes of images that could not be read may be missing in the run.
+    Classes whose images could not be read may be missing in the run.
     """
     config = RunFolder(folder).config()
     known = config.get("data", {}).get("labels")
@@ -85,7 +85,7 @@ def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
 
 
 def write_state(method: "Method", run: RunFolder) -> None:
-    """Write the tensors of a fitted method, and the backbone if a first stage trained a part that stays frozen."""
+    """Write the tensors of a fitted method, and the backbone if a first stage trained it and a part stays frozen."""
     images = method.image_input_
     if images is not None and images.first_stage_weights is not None and images.trained != "all":
         write_tensors(run.folder / BACKBONE, images.backbone.state_dict())
@@ -103,7 +103,7 @@ def save(method: "Method", run: RunFolder, overwrite: bool) -> None:
 
 
 def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
-    """Return the fitted method of a run folder; whatever was edited or damaged is refused by name."""
+    """Return the fitted method of a run folder; an error names what was edited or damaged."""
     config, own = run.config(), method_name(cls)
     require(config["method"] == own, f"{run.folder} holds a run of {config['method']!r}, not of {own!r}")
     stored: dict[str, Any] = config["settings"]
@@ -118,7 +118,7 @@ def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
     except ValueError as error:
         raise ValueError(f"{run.folder} is damaged: {error}; fit again") from error
     if not is_available(method.device):
-        method.device = "auto"  # it was fitted on another machine
+        method.device = "auto"  # fitted on another machine
     kinds = {isinstance(name, str) for name in config["classes"]}
     method.classes_ = np.array(config["classes"], dtype=object if True in kinds else np.int64)
     method.path_ = config["path"]
@@ -127,7 +127,7 @@ def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
 
 
 def restore(method: "Method", run: RunFolder, config: dict[str, Any]) -> None:
-    """Give a method the fitted state that a run folder holds."""
+    """Set the fitted state of a method from a run folder."""
     images = method.image_input_ = None if config["images"] is None else method.image_input()
     if images is not None:
         images.size, images.known_digest = config["images"]["size"], config["images"]["backbone_digest"]
@@ -138,16 +138,16 @@ def restore(method: "Method", run: RunFolder, config: dict[str, Any]) -> None:
     try:
         method.restore(run.weights())
     except (KeyError, RuntimeError) as error:
-        raise ValueError(f"{run.folder} is damaged, its weights do not fit: {error}; fit again") from error
+        raise ValueError(f"{run.folder} is damaged, its weights do not match: {error}; fit again") from error
     if run.discovery.exists():
         try:
             method.discovery_ = Discovery.load(run.discovery)
-        except ValueError as error:  # costs what was discovered, not the run
+        except ValueError as error:  # the rest of the run can still be used
             warnings.warn(str(error), stacklevel=5)
 
 
 def diagnosis(method: "Method", items: Items) -> dict[str, Any]:
-    """Return what one should look at before believing a fit."""
+    """Return what to check before trusting a fit."""
     log = getattr(method, "log_", [])
     found = {**method.facts(), **(log[-1] if log else {})}
     if (codebook := method._codebook) is None:
@@ -159,7 +159,7 @@ def diagnosis(method: "Method", items: Items) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value of a setting as JSON has it."""
+    """Return the value of a setting as a JSON type."""
     if isinstance(value, np.generic):
         return value.item()
     return list(value) if isinstance(value, tuple) else value

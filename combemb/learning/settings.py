@@ -1,4 +1,4 @@
-"""Settings of the methods: dataclass fields that say what they are and what values they take."""
+"""Settings of methods: dataclass fields with a description and limits."""
 
 import dataclasses
 import math
@@ -9,12 +9,12 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from combemb.system.errors import require
 
-KINDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", NoneType: "None"}
+TYPE_TEXTS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", NoneType: "None"}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The values that a setting takes beside what its type says; every bound is optional."""
+    """Limits on the values of a setting in addition to its type; every bound is optional."""
 
     above: float | None = None
     at_least: float | None = None
@@ -23,7 +23,7 @@ class Limits:
     choices: tuple[Any, ...] = ()
 
     def allow(self, value: Any) -> bool:
-        """Whether the value of a setting, or each of several, is within the limits."""
+        """Return whether a value, or each element of a tuple, is within the limits."""
         if isinstance(value, tuple):
             return len(value) > 0 and all(map(self.allow, value))
         return (
@@ -42,23 +42,28 @@ class Limits:
 
 
 def setting(default: Any, about: str, **limits: Any) -> Any:
-    """Return a dataclass field: a setting with its default, one line about it, and its limits.
+    """Declare a setting, as a dataclass field.
 
     Parameters
     ----------
     default : object
-        The default value. A type that includes None usually means "chosen automatically".
+        The default value; None usually means that the value is chosen automatically.
     about : str
-        What the setting is, and where its default comes from.
+        One line that says what the setting is and where its default comes from.
     **limits
-        `above`, `at_least`, `below`, `at_most` for numbers, `choices` for the values or, of a tuple, its elements.
+        `above`, `at_least`, `below`, `at_most` for numbers; `choices` for values or elements of a tuple.
+
+    Examples
+    --------
+    >>> setting(0.1, "tau of Eq. 4; ours", above=0).metadata["allowed"]
+    'above 0'
     """
     found = Limits(**limits)
     return dataclasses.field(default=default, metadata={"about": about, "limits": found, "allowed": str(found)})
 
 
 class Settings:
-    """What scikit-learn asks of the fields of a dataclass. Its own base class would add a second to every start."""
+    """scikit-learn's interface to settings; importing its base class would take a second at every start."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return all settings by name."""
@@ -84,12 +89,23 @@ class Settings:
 
 
 def check_settings(settings: Any) -> None:
-    """Raise a ValueError that names the first setting whose value its type or its limits do not allow."""
+    """Check the types and limits of all settings.
+
+    Parameters
+    ----------
+    settings : object
+        A dataclass whose fields were declared by `setting`.
+
+    Raises
+    ------
+    ValueError
+        If a value is not allowed; it names the setting and the values that are.
+    """
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
         value, hint = getattr(settings, field.name), hints[field.name]
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        wanted = [KINDS.get(kind, "a tuple of texts") for kind in kinds]
+        wanted = [TYPE_TEXTS.get(kind, "a tuple of texts") for kind in kinds]
         require(any(_is_of(value, kind) for kind in kinds), f"{field.name}={value!r} must be {' or '.join(wanted)}")
         limits = field.metadata.get("limits", Limits())
         or_none = ", or None" if NoneType in kinds else ""
@@ -97,7 +113,7 @@ def check_settings(settings: Any) -> None:
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value is of the type of a setting; numbers must be finite, and numpy's count."""
+    """Return whether a value is of the type of a setting; numbers must be finite and may be numpy's."""
     is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if get_origin(kind) is tuple:
         return isinstance(value, tuple) and all(_is_of(part, get_args(kind)[0]) for part in value)

@@ -1,4 +1,4 @@
-"""The methods, one file each: `names()` lists them, `get(name)` is the class, `load(folder)` a fitted one."""
+"""The methods, one file each: `names()` lists them, `get(name)` returns a class, `load(folder)` a fitted method."""
 
 import importlib
 import pkgutil
@@ -11,7 +11,7 @@ from combemb.learning.saving import BUILT_IN
 
 __all__ = ["Method", "get", "load", "names"]
 
-ENTRY_POINTS = "combemb.methods"  # the group under which other packages register theirs
+ENTRY_POINT_GROUP = "combemb.methods"  # in which other packages register their methods
 
 
 def names() -> list[str]:
@@ -22,7 +22,7 @@ def names() -> list[str]:
     >>> {"combemb", "itq"} <= set(names())
     True
     """
-    return sorted({*_built_in(), *(point.name for point in entry_points(group=ENTRY_POINTS))})
+    return sorted({*_built_in(), *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def get(name: str) -> type[Method]:
@@ -32,6 +32,11 @@ def get(name: str) -> type[Method]:
     ----------
     name : str
         One of `names()`, or `package.module:Class` for any class that can be imported.
+
+    Returns
+    -------
+    type
+        A subclass of `Method`.
 
     Examples
     --------
@@ -44,7 +49,7 @@ def get(name: str) -> type[Method]:
         module = importlib.import_module(f"{BUILT_IN}{name}")
         found = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Method)]
         return next(c for c in found if c.__module__ == module.__name__)
-    for point in entry_points(group=ENTRY_POINTS, name=name):
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return _checked(point.load(), name)
     module_name, colon, path = name.partition(":")
     if not colon:
@@ -63,7 +68,7 @@ def get(name: str) -> type[Method]:
 def load(folder: str | Path) -> Method:
     """Return the fitted method of a run folder, whichever method it is.
 
-    A run of a method from another package imports the module that its run.json names.
+    If the method is from another package, the module that run.json names is imported.
     """
     return get(RunFolder(folder).config()["method"]).load(folder)
 
@@ -74,5 +79,5 @@ def _built_in() -> list[str]:
 
 def _checked(cls: object, name: str) -> type[Method]:
     if not isinstance(cls, type) or not issubclass(cls, Method):
-        raise ValueError(f"{name!r} is no method; give a subclass of combemb.methods.Method")
+        raise ValueError(f"{name!r} is not a method; give a subclass of combemb.methods.Method")
     return cls

@@ -1,4 +1,4 @@
-"""CombEmb, the method of the paper (Eq. 1 to 8), with every choice that the paper leaves open a field."""
+"""CombEmb, the method of the paper (Eq. 1 to 8); every choice that the paper leaves open is a setting."""
 
 import math
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ from combemb.system.arrays import unit
 from combemb.system.errors import require
 
 PAIR_RULES = ("similar", "nearest", "neighbours")
-CALIBRATION_STEPS = 4  # gamma is calibrated at every fourth step: each batch would tell nearly the same
-MAX_LANDMARKS = 20_000  # items among which the nearest are averaged
-MAX_CLASSIFIER_ITEMS = 20_000  # labelled items from which the class embeddings are learned
-MAX_DIAGNOSED_ITEMS = 512  # items whose codes are counted after each epoch
+STEPS_PER_CALIBRATION = 4  # of gamma; successive batches give nearly the same value
+MAX_LANDMARKS = 20_000  # neighbours are averaged among at most so many items
+MAX_CLASSIFIER_ITEMS = 20_000  # class embeddings are learned from at most so many labelled items
+MAX_DIAGNOSED_ITEMS = 512  # codes of at most so many items are counted after each epoch
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -43,7 +43,7 @@ class CombEmb(DeepMethod, CodeMethod):
     weights do not depend on the bits: the paper's alpha and beta are M times these.
     """
 
-    needs_other_gradient: ClassVar[bool] = False  # Eq. 7 stops it
+    needs_other_gradient: ClassVar[bool] = False  # Eq. 7 stops the gradient
     paper: ClassVar[str] = "Open-Set Representation Learning through Combinatorial Embedding, CVPR 2023"
 
     bits: int = setting(48, "length of a code, a multiple of log2(n_meta_classes)", at_least=1)
@@ -54,7 +54,7 @@ class CombEmb(DeepMethod, CodeMethod):
         above=0,
     )
     subspace: int = setting(
-        100, "Q, dimensions per meta-class k-means, a quarter of all if they are fewer than 400; ours", above=0
+        100, "Q, dimensions per meta-class k-means; a quarter of all if there are fewer than 400; ours", above=0
     )
     temperature: float = setting(0.1, "tau of Eq. 4; ours, the normalised softmax paper has 0.05", above=0)
     sharpness: float = setting(10.0, "lambda of Eq. 3; ours, GPQ's release has 20", above=0)
@@ -70,63 +70,70 @@ class CombEmb(DeepMethod, CodeMethod):
         0.99, "precision on labelled pairs that a calibrated gamma must reach; ours", at_least=0, at_most=1
     )
     threshold_rate: float = setting(
-        0.3, "share of the way that gamma goes at each calibration, every fourth step; ours", at_least=0, at_most=1
+        0.3, "step of gamma towards the calibrated value, every fourth step of training; ours", at_least=0, at_most=1
     )
     nearest_share: float = setting(
         0.4,
-        "rule nearest: how near two items must be to each other by pi, as a rank: this share of the items that a batch "
-        "holds of a class; ours",
+        "rule nearest: two items are positives if each is among the nearest of the other by pi; their number as a "
+        "share of the items of a class in a batch; ours",
         above=0,
     )
     n_neighbours: int = setting(
-        5, "rule neighbours: how near two items must be to each other by features, as a rank in a batch; ours", above=0
+        5, "rule neighbours: the same by features, among so many nearest in a batch; ours", above=0
     )
     neighbour_features: int = setting(
-        64, "directions in which these neighbours are found; ours, 256 take four times as long", above=0
+        64, "rule neighbours: number of directions of the features; ours, 256 take four times as long", above=0
     )
-    smoothing: int = setting(10, "items of the whole set whose mean replaces an item for that; ours", above=0)
-    include_self: bool = setting(True, "whether an anchor is a positive of its own, as in the formula of Eq. 5")
+    smoothing: int = setting(10, "rule neighbours: nearest items whose mean replaces an item; ours", above=0)
+    include_self: bool = setting(True, "whether an anchor is its own positive, as in the formula of Eq. 5")
     anchors: str = setting(
-        "unlabelled", "items whose positives Eq. 6 pulls; unlabelled in the paper", choices=("unlabelled", "all")
+        "unlabelled", "anchors of Eq. 6; unlabelled items in the paper", choices=("unlabelled", "all")
     )
     similarity_weight: float = setting(20.0, "weight of Eq. 6, alpha / M; ours", at_least=0)
     similarity_temperature: float | None = setting(
         None,
-        "temperature of Eq. 6; the paper has none, that is 1; None: 0.33 / C^(1/4), 0.2 for 7 seen classes; ours",
+        "temperature of Eq. 6; None: 0.33 / C^(1/4), 0.2 for 7 seen classes; ours, the paper has none, that is 1",
         above=0,
     )
-    positive_gradient: bool = setting(False, "whether Eq. 6 also moves pi of the positives; ours, the paper is silent")
+    positive_gradient: bool = setting(False, "whether Eq. 6 also moves pi of the positives; ours, open in the paper")
     consistency_weight: float = setting(4.0, "weight of Eq. 7, beta / M; ours", at_least=0)
-    predictor_share: float = setting(0.25, "width of h as a share of D; SimSiam's quarter", above=0)
+    predictor_share: float = setting(0.25, "width of the hidden layer of h as a share of D; SimSiam's", above=0)
     classifier_decay: float = setting(
         1e-3, "weight decay of the classifier whose weights are the class embeddings; ours", above=0
     )
     ramp_share: float = setting(
-        0.3, "part of training in which Eq. 6 and 7 rise to their weights; ours", at_least=0, at_most=1
+        0.3, "share of training in which the weights of Eq. 6 and 7 rise to their values; ours", at_least=0, at_most=1
     )
 
     @classmethod
     def as_published(cls, bits: int, **settings: Any) -> Self:
-        """The paper's own form: positives by Eq. 5 alone, Eq. 6 without temperature, full weights at once, d = 12.
+        """Return the paper's own form: positives by Eq. 5 alone, Eq. 6 without temperature, no ramp, d = 12.
 
-        Of what the paper leaves open, gamma is 0.7, by the tuning splits (docs/decisions/pairs.md); tau, lambda, alpha,
-        beta, Q and the schedule have our defaults.
+        Of what the paper leaves open, gamma is 0.7, chosen on the tuning splits (docs/decisions/pairs.md); tau, lambda,
+        alpha, beta, Q and the schedule have our defaults.
+
+        Parameters
+        ----------
+        bits : int
+            Length of a code.
+        **settings
+            Any other settings.
         """
         published = {"sub_vector": 12, "similarity_temperature": 1.0, "positive_gradient": True, "ramp_share": 0.0}
         return cls(bits=bits, **{"pair_rules": ("similar",), "positive_threshold": 0.7, **published, **settings})
 
     @property
     def wants_clean(self) -> bool:
-        """Whether the rule `nearest` asks for it."""
+        """Whether batches hold the clean view, which the rule `nearest` needs."""
         return "nearest" in self.pair_rules
 
     @property
     def n_sets(self) -> int:
-        """M, what the bits allow."""
+        """M, the number of meta-class sets."""
         return self.bits // int(math.log2(self.n_meta_classes))
 
     def check_settings(self) -> None:
-        """The bits must be a multiple of those of one set."""
+        """Require that the bits are a multiple of those of one set."""
         super().check_settings()
         per_set = int(math.log2(self.n_meta_classes))
         lower = max(self.bits // per_set, 1) * per_set
@@ -136,7 +143,7 @@ class CombEmb(DeepMethod, CodeMethod):
         )
 
     def check_data(self, labels: Labels, n_features: int) -> None:
-        """There must be at least as many seen classes as meta-classes."""
+        """Require at least as many seen classes as meta-classes."""
         super().check_data(labels, n_features)
         K = self.n_meta_classes
         require(
@@ -146,7 +153,7 @@ class CombEmb(DeepMethod, CodeMethod):
         )
 
     def network(self, n_features: int, n_seen: int, n_novel: int) -> "Network":
-        """A linear map to z, the prototypes and the predictor h."""
+        """Return a linear map to z, the prototypes and the predictor h."""
         d = self.sub_vector or max(12, 288 // self.n_sets)
         hidden = max(round(self.predictor_share * self.n_sets * d), 1)
         return Network(n_features, n_seen, (self.n_sets, self.n_meta_classes, d), hidden)
@@ -164,45 +171,45 @@ class CombEmb(DeepMethod, CodeMethod):
         self.meta_classes_ = draw_meta_classes(embeddings, self.n_sets, self.n_meta_classes, n_dims, self.seed)
         self._net.meta_classes[:, seen] = self.meta_classes_.table.to(self._net.meta_classes.device)
         self._net.threshold.fill_(1.0 if self.positive_threshold is None else self.positive_threshold)
-        self.scratch.kinship = float(np.square(data.labels.shares()).sum())  # that two labelled items are of one class
+        self.scratch.class_share = float(np.square(data.labels.shares()).sum())  # P(two labelled items share a class)
         if "neighbours" in self.pair_rules:
-            self.scratch.neighbour_features = self._sought_in(data, labelled, membership[:, seen], rng)
+            self.scratch.neighbour_features = self._features_of_all(data, labelled, membership[:, seen], rng)
 
-    def _sought_in(self, data: Batches, labelled: Tensor, membership: Tensor, rng: np.random.Generator) -> Tensor:
-        """(N, d) float16 of unit length, all items in the features in which neighbours are sought."""
+    def _features_of_all(self, data: Batches, labelled: Tensor, membership: Tensor, rng: np.random.Generator) -> Tensor:
+        """Return the features (N, d) float16 of unit length in which neighbours are searched, for all items."""
         N = len(data.items)
         picked = rng.permutation(N)[:MAX_LANDMARKS]
         some = self.clean_features(data.items, torch.from_numpy(picked))
         directions = discriminant_map(labelled, membership, some, self.neighbour_features)
         landmarks = some @ directions
-        n_averaged = min(self.smoothing, max(len(landmarks) // 10, 1))  # the mean of all would tell nothing
+        n_averaged = min(self.smoothing, max(len(landmarks) // 10, 1))  # the mean of all items would be useless
         found = torch.empty(N, directions.shape[1], dtype=torch.float16)
         for rows in torch.arange(N).split(data.items.n_rows):
             found[rows] = smoothed(self.clean_features(data.items, rows) @ directions, landmarks, n_averaged).half()
         return found.to(self._net.threshold.device)
 
     def losses(self, batch: Batch) -> Terms:
-        """The three terms of Eq. 8, divided by M; Eq. 5 and 6 see the batch of all processes."""
+        """Return the three terms of Eq. 8, divided by M; Eq. 5 and 6 use the batch of all processes."""
         net, labelled = self._net, slice(batch.n_labelled)
         matrix = prototype_matrix(unit(net.prototypes))  # (D, K*M)
         z = net.sub_vectors(batch.x)  # (B, D)
         cosines = similarities(z, matrix, self.n_sets)  # (B, K, M)
         pi = soft_assignment(cosines, matrix, self.sharpness)  # (B, D)
-        everyone = processes.gather(unit(pi))  # (all B, D)
+        all_pi = processes.gather(unit(pi))  # (all B, D)
         first = batch.n_labelled if self.anchors == "unlabelled" else 0
         own = processes.rank() * len(batch.x)
         with torch.no_grad():
             other = self._pi(batch.other, matrix)
-            if batch.step % CALIBRATION_STEPS == 0:
-                self._calibrate(everyone, batch)
-            masks = self._pairs(everyone, batch, matrix, slice(own + first, own + len(batch.x)))
+            if batch.step % STEPS_PER_CALIBRATION == 0:
+                self._calibrate(all_pi, batch)
+            masks = self._pairs(all_pi, batch, matrix, slice(own + first, own + len(batch.x)))
             positives = self._united(list(masks.values()), slice(own + first, own + len(batch.x)))  # (A, all B)
         meta = meta_class_loss(
             cosines[labelled], meta_labels(net.meta_classes, batch.labels[labelled]), self.temperature
         )
         similarity = similarity_loss(
             z[first:] / math.sqrt(self.n_sets),
-            everyone if self.positive_gradient else everyone.detach(),
+            all_pi if self.positive_gradient else all_pi.detach(),
             positives,
             self._similarity_temperature,
         )
@@ -216,16 +223,16 @@ class CombEmb(DeepMethod, CodeMethod):
 
     @property
     def _similarity_temperature(self) -> float:
-        return self.similarity_temperature or 0.33 / self.meta_classes_.table.shape[1] ** 0.25  # of seen classes
+        return self.similarity_temperature or 0.33 / self.meta_classes_.table.shape[1] ** 0.25  # C, seen classes
 
     def _pairs(self, pi: Tensor, batch: Batch, matrix: Tensor, rows: slice) -> dict[str, Tensor]:
-        """Which items each rule takes to be of a row's kind. pi (all B, D) of unit length -> (rows, all B) bool."""
+        """Return the pairs of each rule. pi (all B, D) of unit length -> (rows, all B) bool."""
         found = {}
         for rule in self.pair_rules:
             if rule == "similar":
                 found[rule] = similar(pi, self._net.threshold, rows)
             elif rule == "nearest":
-                rank = max(round(self.nearest_share * self.scratch.kinship * len(pi)), 1)
+                rank = max(round(self.nearest_share * self.scratch.class_share * len(pi)), 1)
                 found[rule] = mutual_neighbours(processes.gather(self._steady_pi(batch, matrix)), rank, rows)
             else:
                 features = unit(
@@ -235,7 +242,7 @@ class CombEmb(DeepMethod, CodeMethod):
         return found
 
     def _steady_pi(self, batch: Batch, matrix: Tensor) -> Tensor:
-        """pi (B, D) of unit length, of the clean view if it is there, else the mean of both views'."""
+        """Return pi (B, D) of unit length, of the clean view if there is one, otherwise the mean over both views."""
         if batch.clean is not None:
             return unit(self._pi(batch.clean, matrix))
         return unit(unit(self._pi(batch.x, matrix)) + unit(self._pi(batch.other, matrix)))
@@ -247,24 +254,24 @@ class CombEmb(DeepMethod, CodeMethod):
         return united
 
     def _calibrate(self, pi: Tensor, batch: Batch) -> None:
-        """Move gamma towards the smallest one that is precise on this batch's labelled pairs, unless it is given."""
+        """Move gamma towards the smallest one that is precise on the labelled pairs of this batch, unless it is set."""
         if self.positive_threshold is None and "similar" in self.pair_rules:
             pi = pi.view(processes.world_size(), -1, pi.shape[1])[:, : batch.n_labelled].flatten(0, 1)
             found = threshold_for_precision(pi @ pi.T, self._same_class(batch), self.threshold_precision)
             self._net.threshold.lerp_(found, self.threshold_rate)
 
     def _same_class(self, batch: Batch) -> Tensor:
-        """Which pairs of labelled items, of all processes, share a class."""
+        """Return which pairs of labelled items, of all processes, share a class."""
         labels = processes.gather(batch.labels[: batch.n_labelled])
         return same_class(labels, labels)
 
     def _ramp(self, done: float) -> float:
-        """exp(-5 (1 - t)^2), t from 0 to 1 over the first `ramp_share` of training."""
+        """Return exp(-5 (1 - t)^2), t from 0 to 1 over the first `ramp_share` of training."""
         return math.exp(-5 * (1 - done / self.ramp_share) ** 2) if done < self.ramp_share else 1.0
 
     @torch.no_grad()
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
-        """How many positives an anchor has, how right the pair rules are on labelled pairs, how the codes are used."""
+        """Return positives per anchor, precision and recall of the pair rules on labelled pairs, use of the codes."""
         batch = self.mapped(batch)
         matrix = prototype_matrix(unit(self._net.prototypes))
         pi = processes.gather(unit(self._pi(batch.x, matrix)))
@@ -289,7 +296,7 @@ class CombEmb(DeepMethod, CodeMethod):
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return the meta-class sets in words, if they were drawn here."""
+        """Return a text about the meta-class sets, if they were drawn here."""
         return {"meta_class_sets": str(self.meta_classes_)} if hasattr(self, "meta_classes_") else {}
 
     @property
@@ -323,7 +330,7 @@ class CombEmb(DeepMethod, CodeMethod):
 
     @property
     def codebook(self) -> ProductCodebook:
-        """The prototypes as words."""
+        """The codebook whose words are the prototypes."""
         self._require_fitted()
         return ProductCodebook(unit(self._net.prototypes.detach()).cpu())
 
@@ -338,13 +345,13 @@ def _percent(share: float | None) -> str:
 
 
 def _labelled(pairs: Tensor, batch: Batch) -> Tensor:
-    """The part of a (B, B) table over the batch of all processes where both items are labelled."""
+    """Return the part of a (B, B) table over the batch of all processes where both items are labelled."""
     W, n = processes.world_size(), batch.n_labelled
     return pairs.view(W, len(pairs) // W, W, -1)[:, :n, :, :n].reshape(W * n, W * n)
 
 
 class Network(nn.Module):
-    """x -> z, a linear map cut into M sub-vectors; beside it the prototypes, h and what was drawn or calibrated."""
+    """A linear map to the M sub-vectors of z, the prototypes, h, and buffers for meta-classes and gamma."""
 
     meta_classes: Tensor
     threshold: Tensor
@@ -363,9 +370,9 @@ class Network(nn.Module):
         self.register_buffer("threshold", torch.ones(()))
 
     def sub_vectors(self, x: Tensor) -> Tensor:
-        """x (B, F) -> sub-vectors of unit length, side by side (B, D)."""
+        """Map x (B, F) to concatenated sub-vectors of unit length (B, D)."""
         return unit(self.project(x).unflatten(1, (self.n_sets, -1))).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, F) -> z (B, D), rows of unit length."""
+        """Map x (B, F) to z (B, D), rows of unit length."""
         return self.sub_vectors(x) / math.sqrt(self.n_sets)

@@ -1,4 +1,4 @@
-"""ITQ, the unsupervised binary code that every other method has to beat."""
+"""ITQ, an unsupervised binary code and the baseline of all other methods."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,13 +27,13 @@ class ITQ(CodeMethod):
 
     paper: ClassVar[str] = "Iterative Quantization: A Procrustean Approach to Learning Binary Codes, TPAMI 2013"
 
-    n_views: int = setting(1, "views per image that are stored as features; this method uses the clean image", above=0)
+    n_views: int = setting(1, "views per image stored as features; this method uses only the clean image", above=0)
     bits: int = setting(48, "length of a code, at most the number of features", at_least=1)
-    unit_length: bool = setting(True, "whether items get unit length first; ours, better on all tuning splits")
+    unit_length: bool = setting(True, "whether items are scaled to unit length; ours, better on all tuning splits")
     iterations: int = setting(50, "alternations of signs and rotation; the paper's", at_least=0)
 
     def check_data(self, labels: Labels, n_features: int) -> None:
-        """Require as many features and items as bits."""
+        """Require at least as many features and items as bits."""
         N, F = len(labels), n_features
         if self.bits > min(F, N):
             raise ValueError(f"bits={self.bits} does not fit {N} items with {F} features; use 1 to {min(F, N)} bits")
@@ -43,7 +43,7 @@ class ITQ(CodeMethod):
         scaled = ArrayItems(data.items.x, self._scaled)
         self.mean_, covariance = moments(chunks(scaled, "projecting", progress))
         _, vectors = torch.linalg.eigh(covariance)
-        components = vectors[:, -self.bits :].flip(1)  # (F, bits), by falling variance
+        components = vectors[:, -self.bits :].flip(1)  # (F, bits), by decreasing variance
         projected = torch.cat([((chunk - self.mean_) @ components).float() for chunk in chunks(scaled)])  # (N, bits)
         generator = torch.Generator().manual_seed(int(self.seed))
         rotation = torch.linalg.qr(torch.randn(self.bits, self.bits, generator=generator)).Q
@@ -68,13 +68,13 @@ class ITQ(CodeMethod):
 
     @property
     def n_inputs(self) -> int:
-        """F of the data that the method was fitted on."""
+        """Number of features F of the data that the method was fitted on."""
         return len(self.mean_)
 
     def state(self) -> dict[str, Tensor]:
-        """The mean, and projection and rotation as one matrix."""
+        """Return the mean, and projection and rotation as one matrix."""
         return {"mean": self.mean_, "rotation": self.rotation_}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave."""
+        """Set the fitted state from what `state` returned."""
         self.mean_, self.rotation_ = state["mean"], state["rotation"]

@@ -1,1 +1,1 @@
-"""Files, the machine, processes, progress and errors: what every other room uses, and what imports none of them."""
+"""Files, the machine, processes, progress, errors and arrays: used by every other room, importing none of them."""

@@ -1,4 +1,4 @@
-"""The one place where values become numpy arrays or CPU tensors, and vectors get unit length."""
+"""Conversion to numpy arrays and CPU tensors, and scaling to unit length."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Array = Tensor | np.ndarray
 
 
 def to_numpy(values: Any) -> np.ndarray:
-    """Return a numpy array of an array, tensor or nested list; memory maps stay memory maps, bfloat16 gets float32."""
+    """Convert an array, tensor or nested list to a numpy array; memory maps stay such, bfloat16 becomes float32."""
     if isinstance(values, Tensor):
         on_cpu = values.detach().cpu()
         return np.asarray((on_cpu.float() if on_cpu.dtype == torch.bfloat16 else on_cpu).numpy())
@@ -19,9 +19,9 @@ def to_numpy(values: Any) -> np.ndarray:
 
 
 def to_tensor(values: Any) -> Tensor:
-    """Return a CPU tensor without gradient that shares memory where it can."""
+    """Convert to a CPU tensor without gradient, which shares memory if possible."""
     if isinstance(values, np.ndarray):
-        values = np.require(values, requirements=["C", "W"])  # torch warns of read-only arrays, refuses reversed ones
+        values = np.require(values, requirements=["C", "W"])  # torch warns of read-only arrays, rejects reversed ones
     return torch.as_tensor(values).detach().cpu()
 
 
@@ -31,6 +31,6 @@ def unit(x: Tensor) -> Tensor:
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Scale rows to length one, even where their squares overflow; zero rows stay zero."""
+    """Scale rows to length one, even if their squares overflow; zero rows stay zero."""
     largest = x.abs().amax(dim=1, keepdim=True)
     return unit(x / largest.where(largest > 0, 1.0))

@@ -1,4 +1,4 @@
-"""Errors that say what was found, what is needed and what to do; and warnings for the reader of a result."""
+"""Errors that say what was found, what is needed and what to do; and warnings about results."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -8,8 +8,8 @@ def require(condition: bool, message: str) -> None:
 
 
 class Note(UserWarning):
-    """What a user should know of a result that may not be what was meant."""
+    """A warning that a result may not be what the user wanted."""
 
 
 class UnknownData(ValueError):
-    """The data that a run was fitted on are not known, or gone."""
+    """The data that a run was fitted on are unknown or no longer exist."""

@@ -1,4 +1,4 @@
-"""Files that are never half-written."""
+"""Atomic writing of files."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary neighbour, then put it in the place of `path` in one step."""
+    """Let `write` fill a temporary file in the same folder, then rename it to `path`."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     temporary.touch(exist_ok=False)
     try:

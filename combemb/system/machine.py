@@ -1,4 +1,4 @@
-"""What a method needs of the machine: a device, threads, memory, and a seed that leaves the global generator alone."""
+"""Devices, threads, memory, and a seed that leaves the global generator unchanged."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # from glibc's malloc.h
-LARGEST_MMAP_THRESHOLD = 32 * 2**20
+LARGEST_MMAP_THRESHOLD = 32 * 2**20  # bytes
 DEVICES = ("auto", "cuda", "mps", "cpu")
 
 _is_own_process = False
@@ -26,14 +26,14 @@ def is_available(device: str) -> bool:
 
 
 def resolved(device: str) -> torch.device:
-    """Return the device; "auto" is the first available of CUDA, MPS and CPU. Each process of torchrun has its own."""
+    """Return the device; "auto" is the first available of CUDA, MPS and CPU. Each process of torchrun gets its own."""
     name = next(name for name in DEVICES[1:] if is_available(name)) if device == "auto" else device
     return torch.device(name, int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
 
 
 @cache
 def bfloat16_runs(device: torch.device) -> bool:
-    """Return whether the device multiplies in bfloat16; tried in a child process, which some CPUs kill."""
+    """Return whether the device multiplies in bfloat16; tried in a child process, since some CPUs kill it."""
     code = f"import torch; x = torch.ones(512, 512, device={str(device)!r}).bfloat16(); print(float((x @ x).sum()))"
     tried = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     return tried.returncode == 0
@@ -46,7 +46,7 @@ def n_cores() -> int:
 
 @contextmanager
 def limited_threads(n: int) -> Iterator[None]:
-    """Let torch use n threads inside."""
+    """Limit torch to n threads in this context."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:
@@ -67,10 +67,10 @@ def own_process() -> None:
 
 @contextmanager
 def memory_kept() -> Iterator[None]:
-    """Keep memory that is freed inside for the next allocation, and return it to the system afterwards.
+    """Keep memory that is freed in this context for the next allocation, and return it to the system afterwards.
 
     Between two batches glibc returns large blocks to the system, which must fill them with zeros before it hands them
-    out again: a third of the time of a small network. Nothing happens on other systems, nor before `own_process()`.
+    out again: a third of the time of a small network. Without glibc, or before `own_process()`, this does nothing.
     """
     libc: Any = ctypes.CDLL(None) if _is_own_process and sys.platform == "linux" else None
     if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):

@@ -1,4 +1,4 @@
-"""Several processes that train as one: gather with gradient, batch statistics and gradients over all of them."""
+"""Processes that train together: gather with gradient, batch statistics and gradients over all of them."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 def world_size() -> int:
-    """Number of processes that train together, 1 outside torchrun."""
+    """Return the number of processes that train together, 1 outside torchrun."""
     return dist.get_world_size() if _has_joined() else 1
 
 
@@ -21,18 +21,18 @@ def _has_joined() -> bool:
 
 
 def rank() -> int:
-    """Number of this process among them."""
+    """Return the rank of this process."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def is_first() -> bool:
-    """Whether this process is the one that speaks and writes; torchrun tells also before the processes have joined."""
+    """Return whether this process prints and writes files; torchrun also says so before the processes have joined."""
     return rank() == 0 if _has_joined() else os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Join the group that torchrun started, unless the caller has done so; without torchrun nothing happens."""
+    """Join the group that torchrun started, unless the caller has; without torchrun this does nothing."""
     if _has_joined() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
@@ -46,13 +46,13 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def wait_for_all() -> None:
-    """Go on when all processes have come here."""
+    """Wait until all processes have called this."""
     if world_size() > 1:
         dist.barrier()
 
 
 class _Gather(torch.autograd.Function):
-    """Ours, since torch's differentiable all_gather is deprecated in favour of a private module."""
+    """Differentiable all_gather; torch's own is deprecated in favour of a private module."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -63,14 +63,14 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        # Every process used our rows, so the gradient of ours is the sum over all of them.
+        # Every process uses these rows, so their gradient is the sum over all processes.
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad[rank() * ctx.n : (rank() + 1) * ctx.n]
 
 
 def gather(x: Tensor) -> Tensor:
-    """Rows of all processes in order of rank, differentiable; every process must bring the same number."""
+    """Return the rows of all processes in order of rank, differentiably; each must have the same number."""
     if world_size() == 1:
         return x
     gathered: Tensor = _Gather.apply(x)  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ def gather(x: Tensor) -> Tensor:
 
 
 def mean(x: Tensor) -> Tensor:
-    """Mean over the processes, for what is reported."""
+    """Return the mean over the processes, for reports."""
     if world_size() > 1:
         x = x.clone()
         dist.all_reduce(x)
@@ -87,13 +87,13 @@ def mean(x: Tensor) -> Tensor:
 
 
 def own_rows(gathered: Tensor) -> Tensor:
-    """The rows of a gathered tensor that this process brought."""
+    """Return the rows of a gathered tensor that came from this process."""
     n = len(gathered) // world_size()
     return gathered[rank() * n : (rank() + 1) * n]
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:
-    """Mean of the gradients over the processes, in one message: the gradient of the mean of their losses."""
+    """Average the gradients over the processes, in one message: the gradient of the mean of their losses."""
     if world_size() == 1:
         return
     grads = [p.grad for p in parameters if p.grad is not None]
@@ -112,10 +112,10 @@ def same_state(module: nn.Module) -> None:
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm whose statistics run over the batch of all processes; SyncBatchNorm does not run on CPUs."""
+    """Batch norm with statistics over the batch of all processes; SyncBatchNorm does not run on CPUs."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, D) -> (B, D)."""
+        """Normalise x (B, D)."""
         if world_size() == 1 or not self.training:
             return super().forward(x)
         if self.num_batches_tracked is not None:

@@ -1,4 +1,4 @@
-"""What a user sees while something long runs: a live line on a terminal, now and then a plain line elsewhere."""
+"""Progress of long work: a live line on a terminal, a plain line from time to time elsewhere."""
 
 import sys
 import time
@@ -16,12 +16,12 @@ SECONDS_BETWEEN_REFRESHES = 0.2
 
 
 def is_wanted(progress: bool | None) -> bool:
-    """None means: only where somebody is likely to look, on a terminal."""
+    """Return whether to show progress; None means on a terminal only."""
     return sys.stderr.isatty() if progress is None else progress
 
 
 class Display:
-    """Steps of a known total with a line of text beside them; silent when not wanted."""
+    """A progress display with a known total and a line of text; silent if not wanted."""
 
     def __init__(self, title: str, total: int, unit: str, progress: bool | None = None, done: int = 0):
         self.title, self.total, self.unit, self.done, self.start = title, total, unit, done, done
@@ -44,7 +44,7 @@ class Display:
             self.bar.stop()
 
     def advance(self, n: int, text: Callable[[], str] = str) -> None:
-        """Count n more units; `text` is asked for when something is shown."""
+        """Count n more units; `text` is called only when something is shown."""
         self.done += n
         now = time.monotonic()
         interval = SECONDS_BETWEEN_REFRESHES if self.bar else SECONDS_BETWEEN_LINES
@@ -65,7 +65,7 @@ class Display:
 
 
 def tracked(items: Iterable[Item], title: str, total: int, progress: bool | None = None) -> Iterator[Item]:
-    """Show how many of `items` have been used."""
+    """Yield the items and show how many have been used."""
     with Display(title, total, "chunks", progress) as display:
         for item in items:
             yield item

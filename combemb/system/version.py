@@ -1,3 +1,3 @@
-"""The version, in a module of its own so that reading it imports nothing else."""
+"""The version, in its own module, so that reading it imports nothing else."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The contract of all methods, for our own and for those of other packages.
+"""The contract of all methods, including those of other packages.
 
 `check_method(MyMethod)` raises `BrokenPromise` unless the class does what every method must do. From the command line:
 `python -m combemb.testing package.module:Class`.
@@ -18,26 +18,26 @@ TOPICS = [module.__name__ for module in (the_class, outcome, given, run_folders,
 
 
 def promises(cls: type[Any] = Method) -> list[Promise]:
-    """Return the promises that a class of methods makes, by default those of all methods.
+    """Return the promises that a method class must keep, by default those of every method.
 
     Examples
     --------
     >>> next(promise.text for promise in promises() if promise.name == "seed_decides")
-    'the seed decides the outcome'
+    'the seed determines the outcome'
     """
     found = [promise for promise in PROMISES if issubclass(cls, promise.only_for)]
     return sorted(found, key=lambda promise: TOPICS.index(promise.check.__module__))
 
 
 def check_method(cls: type[Method], only: Iterable[str] = ()) -> None:
-    """Check that a class of methods keeps every promise; this takes some seconds.
+    """Check that a method class keeps every promise; this takes some seconds.
 
     Parameters
     ----------
     cls : type
         A subclass of `combemb.methods.Method`.
     only : iterable of str
-        Names of promises, to check these alone.
+        Names of promises, to check only these.
 
     Raises
     ------
@@ -50,10 +50,10 @@ def check_method(cls: type[Method], only: Iterable[str] = ()) -> None:
     >>> check_method(ITQ, only=["constructor_stores", "seed_decides"])
     """
     if not (isinstance(cls, type) and issubclass(cls, Method)):
-        raise TypeError(f"{cls!r} is no class of methods; give a subclass of combemb.methods.Method")
+        raise TypeError(f"{cls!r} is not a method class; give a subclass of combemb.methods.Method")
     chosen, known = set(only), {promise.name for promise in PROMISES}
     if unknown := chosen - known:
-        raise ValueError(f"there is no promise {', '.join(sorted(unknown))}; choose among {', '.join(sorted(known))}")
+        raise ValueError(f"there is no promise {', '.join(sorted(unknown))}; choose from {', '.join(sorted(known))}")
     with Trial(cls) as trial:
         for promise in promises(cls):
             if not chosen or promise.name in chosen:

@@ -1,4 +1,4 @@
-"""Promises about classes: what `discover` finds, how it is used, stored and forgotten."""
+"""Promises about discovery: what `discover` finds, and how it is used, stored and discarded."""
 
 import warnings
 from typing import Any
@@ -33,7 +33,7 @@ def classes_found(trial: Trial) -> None:
 
 @promise()
 def last_discovery_kept(trial: Trial) -> None:
-    """`discover` returns what `discovery_` holds: the last one, which a refused call keeps."""
+    """`discover` returns the result and keeps it as `discovery_`; a refused call keeps the last one."""
     model, toy = trial.fresh(), trial.plain
     first = model.discover(toy.x, toy.labels, 3)
     expect(model.discovery_ is first and first.n_novel == 3, "the first is not kept")
@@ -54,7 +54,7 @@ def last_discovery_kept(trial: Trial) -> None:
 
 @promise()
 def discovery_defined(trial: Trial) -> None:
-    """`discover` gives what `combemb.discover` gives for the embeddings and the clean features, at every call."""
+    """`discover` returns what `combemb.discover` does for the embeddings and the clean features, at every call."""
     model, toy = trial.fitted(seed=3), trial.plain
     z = model.embed(toy.x)
     options: list[dict[str, Any]] = [{"count_by": "gcd"}, {"count_by": "dtc"}, {"n_novel": 3}]
@@ -68,7 +68,7 @@ def discovery_defined(trial: Trial) -> None:
 
 @promise()
 def discovery_label_forms(trial: Trial) -> None:
-    """The form of the labels changes the names of classes only; hidden labels and read-only arrays change nothing."""
+    """The form of the labels changes only the class names; hidden labels and read-only arrays change nothing."""
     model, toy, path = trial.fresh(), trial.plain, trial.new_file(".npz")
     reference = model.discover(toy.x, toy.labels, 2)
     np.savez(path, x=toy.x, labels=toy.labels)
@@ -106,7 +106,7 @@ def discovery_label_forms(trial: Trial) -> None:
 
 @promise()
 def discovery_clean_view(trial: Trial) -> None:
-    """Only the clean view counts for classes."""
+    """Discovery and prediction use only the clean view."""
     toy, model = trial.views, trial.good[trial.views]
     shaken = toy.x.copy()
     shaken[:, 1:] += 1
@@ -133,7 +133,7 @@ def discovery_without_labels(trial: Trial) -> None:
 
 @promise()
 def prediction(trial: Trial) -> None:
-    """`predict` gives the clusters of known items, novel classes for new items of such, "neither" far from all."""
+    """`predict` returns the clusters of known items, novel classes for new items, and "neither" far from all."""
     for toy, model in trial.good.items():
         predicted, clusters = model.predict(toy.x, by="clusters"), model.discovery_.clusters
         expect(predicted.shape == (len(toy.x),) and predicted.dtype == object, f"it is {predicted!r}")
@@ -148,12 +148,12 @@ def prediction(trial: Trial) -> None:
         expect(is_novel > 0.9, f"{is_novel:.0%} of the new items of novel classes are known as such")
         expect("neither" in model.predict(-5 * toy.clean, by="clusters"), "items far from all are in clusters")
         alone = [model.predict(toy.queries[i : i + 1], by="clusters")[0] for i in range(10)]
-        expect(alone == new[:10].tolist(), "a prediction depends on the items beside it")
+        expect(alone == new[:10].tolist(), "a prediction depends on the other items")
 
 
 @promise()
 def novelty(trial: Trial) -> None:
-    """`novelty` is finite, larger for items of novel classes, and does not depend on the items beside one."""
+    """`novelty` is finite, larger for items of novel classes, and does not depend on the other items."""
     for toy, model in trial.good.items():
         found, new = model.novelty(toy.x), model.novelty(toy.queries)
         expect(found.shape == (len(toy.x),) and found.dtype == np.float32, f"it is {found.dtype} {found.shape}")
@@ -187,7 +187,7 @@ def discovery_asked_for(trial: Trial) -> None:
 
 @promise()
 def discovery_stored(trial: Trial) -> None:
-    """What was discovered comes back from a run folder; a damaged file of it costs a warning, not the run."""
+    """A run folder restores what was discovered; if that file is damaged, the rest loads with a warning."""
     toy, model = trial.plain, trial.good[trial.plain]
     first, second = trial.new_folder(), trial.new_folder()
     model.save(first)

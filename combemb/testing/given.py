@@ -10,7 +10,7 @@ from combemb.testing.trial import N_SEEN, Toy, Trial
 
 @promise()
 def labels_in_files(trial: Trial) -> None:
-    """Labels beside the embeddings in a file are used when none are given; otherwise they change nothing."""
+    """Labels in a file of embeddings are used if none are given; otherwise they change nothing."""
     toy = trial.plain
     for stored, labels in ((toy.labels, None), (toy.targets, toy.labels), (toy.other_truth, toy.labels)):
         path, what = trial.new_file(".npz"), "labels of a file" if labels is None else "hidden labels"
@@ -63,7 +63,7 @@ def form_of_data(trial: Trial) -> None:
 
 @promise()
 def data_unchanged(trial: Trial) -> None:
-    """Data and labels are not changed, by a fit or later."""
+    """Neither `fit` nor later calls change data or labels."""
     for toy in trial.toys:
         x, labels, tensor = toy.x.copy(), toy.labels.copy(), torch.from_numpy(toy.x.copy())
         for data, given in ((x, labels), (tensor, torch.from_numpy(labels))):
@@ -78,7 +78,7 @@ def data_unchanged(trial: Trial) -> None:
 
 
 def _unusable(toy: Toy) -> dict[str, tuple[np.ndarray, np.ndarray, str]]:
-    """Return data that cannot be learned from, with a word that the error must have."""
+    """Return data that cannot be learned from, with a text that the error must contain."""
     nan, infinite, last_view, huge = toy.x.copy(), toy.x.copy(), toy.x.copy(), toy.x.astype(np.float64)
     nan[3, ..., 0] = np.nan
     infinite[5, ..., -1] = -np.inf
@@ -130,7 +130,7 @@ def labels_needed(trial: Trial) -> None:
 
 @promise()
 def large_features(trial: Trial) -> None:
-    """Features whose squares are infinite in float32 are refused or learned."""
+    """Features whose squares overflow float32 are refused or learned."""
     toy, scale = trial.plain, np.float32(1e25)
     try:
         method = trial.small().fit(toy.x * scale, toy.labels)

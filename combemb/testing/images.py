@@ -1,4 +1,4 @@
-"""Promises about images: the same from an array and from a folder, back from a run folder, some of them broken."""
+"""Promises about images: arrays, folders, run folders, broken images, labels."""
 
 import numpy as np
 import torch
@@ -41,14 +41,14 @@ def images_embedded(trial: Trial) -> None:
     model.save(saved)
     for place in (trial.image_run[1], saved):
         loaded = trial.cls.load(place)
-        expect(loaded.get_params() == model.get_params(), "a run folder gives other settings back")
+        expect(loaded.get_params() == model.get_params(), "the settings differ after load")
         expect_same(loaded.embed(trial.photos), z, "embeddings of the fitted and the loaded method")
-        expect("broken.csv" not in written(place), "a run folder lists broken images, and there are none")
+        expect("broken.csv" not in written(place), "a run folder lists broken images, but there are none")
 
 
 @promise()
 def unusable_images(trial: Trial) -> None:
-    """Arrays that are no images, or more or fewer images than labels, are refused before anything is written."""
+    """Arrays that are not images, or a wrong number of labels, are refused before anything is written."""
     x, labels = trial.pictures.pixels, trial.pictures.labels
     cases = ((x.astype(float), "uint8"), (x.transpose(0, 3, 1, 2), "H, W, 3"), (x[:-1], str(len(x))))
     for given, word in cases:
@@ -58,7 +58,7 @@ def unusable_images(trial: Trial) -> None:
 
 @promise()
 def broken_images(trial: Trial) -> None:
-    """Labels stay with their images where some are broken; those are named, and refused where every item has a row."""
+    """Labels stay with their images if some are broken; `read` names these, calls with a row per item refuse them."""
     model, pictures = trial.image_model(), trial.pictures
     whole = [row for row, name in enumerate(pictures.ids) if name not in pictures.broken]
     shuffled = np.random.default_rng(1).permutation(pictures.labels)
@@ -69,7 +69,7 @@ def broken_images(trial: Trial) -> None:
     expect_same(found.is_labelled, known, "labelled images")
     expect_same(found.clusters[known], expected[known], "classes of labelled images")
     data = model.read(trial.damaged)
-    expect(data.labels.texts() == pictures.labels[whole].tolist(), "labels stored beside images are shifted")
+    expect(data.labels.texts() == pictures.labels[whole].tolist(), "labels stored with images are shifted")
     expect(set(data.broken) == set(pictures.broken), f"broken images are {list(data.broken)}, not {pictures.broken}")
     expect_same_discovery(
         model.discover(data, expected, 2), found, "discoveries of a folder and of what `read` returns"
@@ -87,7 +87,7 @@ def broken_images(trial: Trial) -> None:
 
 @promise()
 def image_labels(trial: Trial) -> None:
-    """Labels beside the images are used, except those of a test split; several labels per image are refused."""
+    """Labels stored with images are used, except those of a test split; several labels per image are refused."""
     model, pictures, path = trial.image_model(), trial.pictures, trial.new_file(".csv")
     found = model.discover(trial.damaged, n_novel=2)
     expect_same_discovery(model.discover(trial.damaged, pictures.labels, 2), found, "discoveries with labels given")

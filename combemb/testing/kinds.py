@@ -1,4 +1,4 @@
-"""Promises of some kinds of methods: those that give codes, have a head, or learn from labelled items alone."""
+"""Promises of some kinds of methods: those that have codes or a head, or learn from labelled items alone."""
 
 import json
 from typing import Any
@@ -14,20 +14,20 @@ from combemb.testing.trial import BITS, Trial
 
 
 def is_product(codebook: Any) -> bool:
-    """Whether a codebook's words are independent of each other, so that decoded vectors are encoded as they were."""
+    """Return whether a codebook is a product, for which encoding undoes decoding."""
     return isinstance(codebook, ProductCodebook)
 
 
 @promise()
 def codes_or_none(trial: Trial) -> None:
-    """Codes have the bits that were asked for and fit the codebook; a method without codes has no `encode`."""
+    """Codes have the requested bits and match the codebook; a method without codes has no `encode`."""
     if not issubclass(trial.cls, CodeMethod):
-        expect(not hasattr(trial.cls, "encode"), "it has `encode` and is no CodeMethod")
+        expect(not hasattr(trial.cls, "encode"), "it has `encode` but is not a CodeMethod")
         return
     model: Any
     for toy, model in trial.good.items():
         codebook, codes, z = model.codebook, model.encode(toy.x), model.embed(toy.x)
-        expect(codebook.bits == model.bits == BITS, f"bits={BITS} were asked for, the codebook has {codebook.bits}")
+        expect(codebook.bits == model.bits == BITS, f"bits={BITS} were requested, the codebook has {codebook.bits}")
         expect(codes.dtype == torch.uint8, f"codes are {codes.dtype}, not uint8")
         expected = (len(toy.x), len(codebook.sizes))
         expect(codes.shape == expected, f"codes have shape {tuple(codes.shape)}, the codebook says {expected}")
@@ -45,7 +45,7 @@ def codes_or_none(trial: Trial) -> None:
 
 @promise()
 def predicts_by(trial: Trial) -> None:
-    """A method without a head predicts by clusters and refuses `by="head"`; other words are refused by all."""
+    """A method without a head predicts by clusters and refuses `by="head"`; every method refuses other values."""
     toy = trial.plain
     model: Any = trial.good[toy]
     expected = "head" if issubclass(trial.cls, HeadMethod) else "clusters"

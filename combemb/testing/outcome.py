@@ -1,4 +1,4 @@
-"""Promises about what comes out of a fit, and about randomness."""
+"""Promises about the outcome of a fit, and about randomness."""
 
 import random
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def novel_classes_retrieved(trial: Trial) -> None:
 
 @promise()
 def seed_decides(trial: Trial) -> None:
-    """The seed decides the outcome."""
+    """The seed determines the outcome."""
     for toy in trial.toys:
         first, same, other = (trial.fitted(toy, seed=seed) for seed in (3, 3, 4))
         z = first.embed(toy.x)
@@ -63,7 +63,7 @@ def seed_decides(trial: Trial) -> None:
 
 @promise()
 def second_fit(trial: Trial) -> None:
-    """`fit` returns the method itself and forgets an earlier fit."""
+    """`fit` returns the method itself and discards an earlier fit."""
     toy, labels, method = trial.plain, trial.plain.labels[::-1], trial.small()
     expect(method.fit(toy.x[::-1, :20], np.where(labels == 0, 7, labels)) is method, "it returns something else")
     expect(method.classes_.tolist() == [1, 2, 3, 4, 7], f"classes_ is {method.classes_} after the first")
@@ -74,7 +74,7 @@ def second_fit(trial: Trial) -> None:
 
 @contextmanager
 def _global_state(seed: int) -> Iterator[None]:
-    """Set the global random state and two threads, expect that a fit leaves both, and restore what was before."""
+    """Set the global random state and two threads, expect that a fit changes neither, and restore the old values."""
 
     def states() -> list[np.ndarray]:
         numbers: Any = np.random.get_state()[1:]  # type: ignore[index]  # noqa: NPY002
@@ -112,15 +112,15 @@ def global_state(trial: Trial) -> None:
             model.predict(trial.plain.queries)
             found.append((model.embed(x), discovery.assignment, discovery.confidence))
     for first, second, what in zip(*found, ("embeddings", "clusters", "confidences"), strict=True):
-        expect_same(first, second, f"{what} of two fits with another global random state")
+        expect_same(first, second, f"{what} of two fits with different global random states")
 
 
 @promise()
 def numpy_settings(trial: Trial) -> None:
-    """Numbers of numpy, as a sweep over `np.arange` gives them, are taken as settings."""
+    """Numbers of numpy, such as those of `np.arange` in a sweep, are accepted as settings."""
     kinds, chosen, folder = {int: np.int64, float: np.float64}, trial.small().get_params(), trial.new_folder()
     numbers: dict[str, Any] = {name: kinds.get(type(value), lambda x: x)(value) for name, value in chosen.items()}
     method = trial.cls(**numbers)
     method.fit(trial.plain.x, trial.plain.labels).save(folder)
     expect_same(method.embed(trial.plain.x), trial.references[trial.plain], "embeddings with such settings and without")
-    expect(trial.cls.load(folder).get_params() == chosen, "the run folder gives other settings back")
+    expect(trial.cls.load(folder).get_params() == chosen, "the settings differ after load")

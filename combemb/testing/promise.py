@@ -1,4 +1,4 @@
-"""Promises: what every method must do, each checked by one function that raises an error where a method does not."""
+"""Promises: what every method must do, each checked by one function that raises an error if a method does not."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ class BrokenPromise(AssertionError):
 
 @dataclass(frozen=True)
 class Promise:
-    """What a method must do: a short name, the text, a check that raises an error, and the methods that promise it."""
+    """What a method must do: a short name, the text, a check that raises an error, and the class that promises it."""
 
     name: str
     text: str
@@ -32,7 +32,7 @@ class Promise:
     only_for: type[Any] = Method
 
     def verify(self, trial: Trial) -> None:
-        """Raise `BrokenPromise` if the class of the trial breaks the promise, whatever the error is."""
+        """Raise `BrokenPromise` from any error that the check raises."""
         try:
             self.check(trial)
         except Exception as error:
@@ -76,7 +76,7 @@ def expect_same_discovery(a: Discovery, b: Discovery, what: str = "discoveries")
 
 @contextmanager
 def refused(what: str, *words: str) -> Iterator[None]:
-    """Expect a ValueError whose message has all these words; `what` is what must be refused."""
+    """Expect a ValueError whose message contains all these words; `what` names what must be refused."""
     says = " and ".join(map(repr, words)) or "why"
     try:
         yield

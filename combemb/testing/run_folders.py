@@ -1,4 +1,4 @@
-"""Promises about run folders: what they hold, what comes back, what is refused."""
+"""Promises about run folders: what they hold, restore and refuse."""
 
 import json
 import shutil
@@ -21,16 +21,16 @@ SUFFIXES = {".json", ".safetensors", ".jsonl", ".png"}
 
 @promise()
 def folder_gives_back(trial: Trial) -> None:
-    """A run folder gives the fitted method back, whether `fit` or `save` wrote it."""
+    """A run folder restores the fitted method, whether `fit` or `save` wrote it."""
     for toy, (fitted, folder) in trial.runs.items():
         saved = trial.new_folder()
         fitted.save(saved)
-        expect((saved / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes(), "fit and save write other weights")
+        expect((saved / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes(), "fit and save differ in weights")
         trial.cls.load(saved).save(saved, overwrite=True)
         for loaded in (trial.cls.load(folder), methods.load(str(folder)), methods.load(saved)):
-            expect(type(loaded) is trial.cls, f"it gives a {type(loaded).__name__}")
-            expect(loaded.get_params() == fitted.get_params(), "it gives other settings")
-            expect(loaded.classes_.tolist() == fitted.classes_.tolist(), "it gives other classes")
+            expect(type(loaded) is trial.cls, f"load returns a {type(loaded).__name__}")
+            expect(loaded.get_params() == fitted.get_params(), "the settings differ after load")
+            expect(loaded.classes_.tolist() == fitted.classes_.tolist(), "the classes differ after load")
             for x in (toy.x, toy.queries):
                 expect_same(loaded.embed(x), fitted.embed(x), "embeddings of the fitted and the loaded method")
             if isinstance(fitted, CodeMethod) and isinstance(loaded, CodeMethod):
@@ -54,7 +54,7 @@ def folder_files(trial: Trial) -> None:
 
 @promise()
 def classes_stored(trial: Trial) -> None:
-    """A run folder gives the names of classes back, and knows whether labels are those of its fit."""
+    """A run folder restores the class names, and knows whether labels are those of its fit."""
     folder, toy = trial.new_folder(), trial.plain
     trial.small().fit(toy.x, toy.names("klasse ä{}", gap="")).save(folder)
     names = trial.cls.load(folder).classes_.tolist()
@@ -68,7 +68,7 @@ def classes_stored(trial: Trial) -> None:
 
 @promise()
 def old_run_kept(trial: Trial) -> None:
-    """A run is not replaced unless `overwrite` says so, nor by a fit that is refused."""
+    """A run is replaced only with `overwrite`, and never by a fit that is refused."""
     toy, folder = trial.plain, trial.saved()
     before = written(folder)
     with refused("a fit into the folder of an old run", "overwrite"):
@@ -113,7 +113,7 @@ def refused_resume(trial: Trial) -> None:
 
 @promise()
 def damaged_folder(trial: Trial) -> None:
-    """A damaged run folder, one of another method or of another format is refused, naming it."""
+    """A run folder that is damaged, of another method or of another format is refused by name."""
     folder = trial.saved()
     config, weights, tensors = json.loads((folder / CONFIG).read_text()), folder / WEIGHTS, load_file(folder / WEIGHTS)
     keys, versions = ("settings", "method", "classes"), (FORMAT_VERSION - 1, FORMAT_VERSION + 1)
@@ -125,7 +125,7 @@ def damaged_folder(trial: Trial) -> None:
             trial.cls.load(folder)
     (folder / CONFIG).write_text(json.dumps(config))
     del tensors[min(tensors)]
-    for what, data in {"cut short": weights.read_bytes()[:-10], "without a tensor": save(tensors)}.items():
+    for what, data in {"truncated": weights.read_bytes()[:-10], "without a tensor": save(tensors)}.items():
         weights.write_bytes(data)
         with refused(f"a file of weights {what}", str(folder), "fit again"):
             trial.cls.load(folder)

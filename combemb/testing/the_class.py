@@ -26,7 +26,7 @@ from combemb.testing.trial import Trial
 
 @promise()
 def settings_described(trial: Trial) -> None:
-    """Every setting has a description and a default that is allowed, every number limits."""
+    """Every setting has a description and a valid default, every number also limits."""
     for field in dataclasses.fields(trial.cls):
         expect(field.default is not dataclasses.MISSING, f"{field.name} has no default")
         expect(len(field.metadata.get("about", "")) > 10, f"{field.name} has no description; use `setting`")
@@ -50,14 +50,14 @@ def constructor_stores(trial: Trial) -> None:
 
 @promise()
 def sklearn_settings(trial: Trial) -> None:
-    """The settings can be read, changed, shown and copied as scikit-learn does it; a copy is not fitted."""
+    """scikit-learn can read, change, show and copy the settings; a copy is not fitted."""
     method, name = trial.small(seed=5), trial.cls.__name__
     chosen = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
     expect(method.get_params() == chosen, "get_params does not return the settings")
     copy = clone(method)
     expect(copy is not method and copy.get_params() == chosen, "clone does not copy the settings")
     expect(copy.set_params(seed=6) is copy, "set_params does not return the method")
-    expect((copy.seed, method.seed) == (6, 5), "set_params changes something else than the seed of the copy")
+    expect((copy.seed, method.seed) == (6, 5), "set_params changes something other than the seed of the copy")
     with refused("set_params(no_such_setting=1)", "no_such_setting"):
         copy.set_params(no_such_setting=1)
     for shown, text in ((trial.cls(), f"{name}()"), (trial.cls(seed=3), f"{name}(seed=3)")):
@@ -87,13 +87,13 @@ def documented(trial: Trial) -> None:
     """The class names its paper with the year, and its docstring gives authors, year and formula."""
     text = trial.cls.__doc__ or ""
     expect(re.search(r"\b(19|20)\d\d\b", trial.cls.paper), f"`paper` has no year: {trial.cls.paper}")
-    expect(re.search(r"\b(19|20)\d\d\b", text), "the docstring does not say who and when")
+    expect(re.search(r"\b(19|20)\d\d\b", text), "the docstring does not give authors and year")
     expect("=" in text, "the docstring has no formula")
 
 
 @promise()
 def found_by_name(trial: Trial) -> None:
-    """`combemb.methods.get` finds the class by the name that its run folders carry."""
+    """`combemb.methods.get` finds the class by the name that is stored in its run folders."""
     name = method_name(trial.cls)
     expect(methods.get(name) is trial.cls, f"{name!r} is another class; define it at the top level of a module")
 
@@ -122,7 +122,7 @@ def values_outside(field: "dataclasses.Field[Any]") -> Iterator[Any]:
 
 @promise()
 def settings_checked(trial: Trial) -> None:
-    """A setting outside its limits is refused by `fit`, before anything is written, and by `load`, naming it."""
+    """`fit`, before anything is written, and `load` refuse a setting outside its limits and name it."""
     x, labels, old, edited = trial.plain.x, trial.plain.labels, trial.saved(), trial.saved()
     before, config = written(old), json.loads((edited / CONFIG).read_text())
     for field in dataclasses.fields(trial.cls):

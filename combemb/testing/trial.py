@@ -1,4 +1,4 @@
-"""Toy data on which methods are tried, and fits of one method that many promises share."""
+"""Toy data to try methods on, and fits of one method that many promises share."""
 
 import copy
 import dataclasses
@@ -22,19 +22,19 @@ from combemb.learning.method import Method
 from combemb.system.files import write_tensors
 from combemb.system.machine import seeded
 
-N_SEEN, N_NOVEL, PER_CLASS, N_QUERIES, F = 5, 2, 20, 20, 24  # of the toys
-SEEN, NOVEL = ("ant", "bee", "cat", "dog"), ("eel", "fox")  # classes of the pictures
+N_SEEN, N_NOVEL, PER_CLASS, N_QUERIES, F = 5, 2, 20, 20, 24  # sizes of a `Toy`
+SEEN, NOVEL = ("ant", "bee", "cat", "dog"), ("eel", "fox")  # classes of `Pictures`
 SIDE, BITS = 32, 12
 SMALL = {"bits": BITS, "epochs": 2, "batch_size": 64, "device": "cpu"}
-BACKBONE: dict[str, Any] = {"backbone": "resnet18", "backbone_width": 8}  # few features, so that discovery is quick
+BACKBONE: dict[str, Any] = {"backbone": "resnet18", "backbone_width": 8}  # few features make discovery quick
 CACHE = "COMBEMB_CACHE"
 
 
 @dataclass(frozen=True, eq=False)
 class Toy:
-    """Well separated blobs of seen and novel classes, with one view of each item or several.
+    """Well separated blobs of seen and novel classes, with one or several views of each item.
 
-    x (N, F) or (N, V, F). labels (N,): about half of the items of seen classes, -1 elsewhere. targets (N,): the truth.
+    x (N, F) or (N, V, F). labels (N,): of about half of the seen items, otherwise -1. targets (N,): the truth.
     queries (Q, F), query_targets (Q,): items of novel classes that no fit has seen.
     """
 
@@ -57,12 +57,12 @@ class Toy:
         return targets
 
     def names(self, name: str = "class {}", gap: str | None = None) -> np.ndarray:
-        """Return the labels as names of classes, with this gap."""
+        """Return the labels as class names, with `gap` for unlabelled items."""
         return np.array([name.format(c) if c >= 0 else gap for c in self.labels], dtype=object)
 
 
 def make_toy(n_views: int) -> Toy:
-    """Make the same items at every call."""
+    """Return toy data, the same at every call."""
     rng = np.random.default_rng(7)
     centres = rng.normal(size=(N_SEEN + N_NOVEL, F))
     targets = np.arange(len(centres) * PER_CLASS) % len(centres)
@@ -83,7 +83,7 @@ class Pictures:
         self.labels = self.targets.copy()
         self.labels[len(half) :] = None
         self.ids = [f"{label or 'unlabelled'}/{i:03}.png" for i, label in enumerate(self.labels)]  # sorted
-        self.broken = self.ids[4], self.ids[-5]  # where `write` is told so
+        self.broken = self.ids[4], self.ids[-5]  # the pictures that are broken in `Trial.damaged`
         rng = np.random.default_rng(0)
         self.pixels = rng.integers(0, 120, (len(self.targets), SIDE, SIDE, 3), dtype=np.uint8)
         colours = dict(zip((*SEEN, *NOVEL), itertools.product((0, 110), (0, 110), (20, 90)), strict=False))
@@ -92,7 +92,7 @@ class Pictures:
             image[row : row + 16, column : column + 16] += np.array(colours[target], np.uint8)
 
     def write(self, folder: Path, broken: tuple[str, ...] = ()) -> Path:
-        """Write the pictures as files, the broken ones cut short."""
+        """Write the pictures as files, the broken ones truncated."""
         for name, image in zip(self.ids, self.pixels, strict=True):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(folder / name)
@@ -108,10 +108,10 @@ class Pictures:
 
 
 class Trial:
-    """A class of methods with toy data and fits on them, each made when it is first asked for.
+    """A method class with toy data and fits on them, each made on first use.
 
-    Used as a context manager: temporary files, among them the cache for features of images, are removed at the end.
-    Shared fits must not be changed; `fresh` and `image_model` return copies that may be asked for classes.
+    It is a context manager: temporary files, including the cache of features, are removed at the end. Shared fits must
+    not be changed; `fresh` and `image_model` return copies on which `discover` may be called.
     """
 
     def __init__(self, cls: type[Method]):
@@ -134,15 +134,15 @@ class Trial:
         shutil.rmtree(self._root, ignore_errors=True)
 
     def new_folder(self) -> Path:
-        """Return a place for a folder that does not exist yet."""
+        """Return the path of a folder that does not exist yet."""
         return self._root / f"folder-{next(self._numbers)}"
 
     def new_file(self, suffix: str) -> Path:
-        """Return a place for a file that does not exist yet."""
+        """Return the path of a file that does not exist yet."""
         return self._root / f"file-{next(self._numbers)}{suffix}"
 
     def small(self, **settings: Any) -> Method:
-        """Return a method that is quick on the toy data: small values of the settings that it has, and those given."""
+        """Return a method that is quick on the toy data: small values of its settings, and the given ones."""
         known = {field.name for field in dataclasses.fields(self.cls)}
         return self.cls(**{**{name: value for name, value in SMALL.items() if name in known}, **settings})
 
@@ -173,14 +173,14 @@ class Trial:
 
     @cached_property
     def runs(self) -> dict[Toy, tuple[Method, Path]]:
-        """A fit on each toy that is long enough to be good, and its run folder."""
+        """A longer fit on each toy, whose results are good, and its run folder."""
         longer = {"epochs": 15} if "epochs" in self.small().get_params() else {}
         folders = {toy: self.new_folder() for toy in self.toys}
         return {toy: (self.small(**longer).fit(toy.x, toy.labels, folder=to), to) for toy, to in folders.items()}
 
     @cached_property
     def good(self) -> dict[Toy, Method]:
-        """The good fits, asked for the classes of their items."""
+        """The longer fits, after `discover` on their items."""
         found = {toy: copy.copy(method) for toy, (method, _) in self.runs.items()}
         for toy, method in found.items():
             method.discover(toy.x, toy.labels)
@@ -193,7 +193,7 @@ class Trial:
 
     @cached_property
     def damaged(self) -> Path:
-        """A folder of the pictures of which two are broken."""
+        """A folder of the pictures, two of them broken."""
         return self.pictures.write(self.new_folder(), self.pictures.broken)
 
     def small_for_images(self) -> Method:

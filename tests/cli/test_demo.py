@@ -1,4 +1,4 @@
-"""The demo's job, shortened nowhere: what it prints must hold."""
+"""The whole demo: what it prints must be true."""
 
 from pathlib import Path
 

@@ -132,7 +132,7 @@ def test_items_that_are_no_image_files_are_refused_before_anything_is_written(tm
     run = fitted(tmp_path / "items.npy", tmp_path / "run")
     before = files(run)
     message = refused("discover", run, "--to-folders", tmp_path / "sorted")
-    assert "only files of images can be sorted into folders, but these items are not such files" in message
+    assert "only image files can be sorted into folders, but these items are not image files" in message
     assert not (tmp_path / "sorted").exists()
     assert files(run) == before
 

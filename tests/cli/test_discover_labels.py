@@ -84,7 +84,7 @@ def test_labels_that_are_not_those_of_the_fit_are_noticed(tmp_path: Path):
     np.savez(everything, x=BLOBS.x, labels=np.array([*SEEN, "eel", "fox"])[BLOBS.targets])
     part = write_labels(tmp_path / "part.txt", NAMES)
     run = fitted(everything, tmp_path / "run", "--labels", part)
-    note = "note: the run was fitted with other labels than those that are stored beside its data now"
+    note = "note: the run was fitted with other labels than those that are stored with its data now"
     assert note in done("discover", run, "--no-page").stderr
     assert told(done("discover", run, "--no-page", "--labels", part)) == ""
     assert set(table(run)["cluster"]) == {*SEEN, "novel-1", "novel-2"}

@@ -299,8 +299,8 @@ def test_an_index_of_another_model_is_refused_even_with_an_equal_codebook(item_r
     done("fit", items, "--out", item_run, "--method", "itq", "--bits", "16", "--seed", "1", "--overwrite")
     CodeIndex.load(item_run / "index.safetensors", codebook=methods.load(item_run).codebook)  # sees no difference
     message = refused("search", item_run, items)
-    assert "was made before the model was fitted anew; index again: combemb index " in message
-    assert "fitted anew" in refused("index", item_run, "--add", "--embeddings", items)
+    assert "was made before the model was fitted again; index again: combemb index " in message
+    assert "fitted again" in refused("index", item_run, "--add", "--embeddings", items)
     done("index", item_run, "--overwrite")
     assert len(found(item_run, items)) == 60
 

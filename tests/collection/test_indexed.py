@@ -64,7 +64,7 @@ def test_several_labels_without_names_go_by_their_columns(run: Path):
 
 def test_ids_that_are_there_twice_are_refused(run: Path, tmp_path: Path):
     np.savez(tmp_path / "x.npz", x=X[:16], ids=[f"item-{i % 15}" for i in range(16)])
-    with pytest.raises(ValueError, match="1 ids are there more than once, such as 'item-0'"):
+    with pytest.raises(ValueError, match="1 ids occur more than once, such as 'item-0'"):
         Collection.build(run, tmp_path / "x.npz")
     assert not [name for name in FILES if (run / name).exists()]
 
@@ -97,7 +97,7 @@ def test_a_fit_on_an_array_forgets_the_path_of_an_earlier_one(items: Path, tmp_p
 def test_an_index_of_another_model_is_refused_even_with_an_equal_codebook(indexed: Path, items: Path):
     ITQ(bits=16, seed=1).fit(items, folder=indexed, overwrite=True)
     CodeIndex.load(indexed / "index.safetensors", codebook=methods.load(indexed).codebook)  # sees no difference
-    with pytest.raises(ValueError, match="was made before the model was fitted anew; index again: combemb index "):
+    with pytest.raises(ValueError, match="was made before the model was fitted again; index again: combemb index "):
         Collection.open(indexed)
 
 

@@ -1,4 +1,4 @@
-"""K-means where clusters would be empty, where items are equal, and on input that makes no sense."""
+"""K-means where clusters would be empty, where items are equal, and on invalid input."""
 
 import numpy as np
 import pytest

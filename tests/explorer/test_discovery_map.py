@@ -1,4 +1,4 @@
-"""The map of a discovery: where items lie, and the pictures that are made of it."""
+"""The map of a discovery: positions of the items, and its pictures."""
 
 import colorsys
 import json

@@ -1,4 +1,4 @@
-"""One throw-away method of each kind that the interface has to carry, as small as can be; none is meant for use."""
+"""A minimal method of each kind that the interface must support; none is meant for use."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -244,7 +244,7 @@ class Supervised(DeepMethod, CodeMethod):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Turned(Method):
-    """A random rotation, of nobody (2026): z = (x - mean) R. It gives no codes."""
+    """A random rotation, of nobody (2026): z = (x - mean) R. It has no codes."""
 
     paper: ClassVar[str] = PAPER
 

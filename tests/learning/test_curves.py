@@ -1,4 +1,4 @@
-"""The picture of a training is a PNG that shows what the log holds, whatever is missing in it."""
+"""The plot of a training is a PNG that shows what the log holds, whatever is missing in it."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Backbones that train with the head: the last stage on kept inputs, or all of it from pixels."""
+"""Fine-tuning: the last stage on cached inputs, or the whole backbone on pixels."""
 
 import random
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Runs on images: other images, weights and settings are noticed, and odd files and numbers are taken as they come."""
+"""Runs on images: other images, weights and settings are noticed; unusual files and numbers work."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def test_other_pixel_scales_of_a_hugging_face_model_are_noticed(tmp_path, monkey
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert torch.equal(methods.load(run).embed(PIXELS), model.embed(PIXELS))
     scale.write_text(json.dumps({"size": {"height": 16, "width": 16}, "image_mean": [0.1, 0.2, 0.3]}))
-    with pytest.raises(ValueError, match="is another than when this model was fitted"):
+    with pytest.raises(ValueError, match="is not the one that this model was fitted with"):
         methods.load(run).embed(PIXELS)
 
 
@@ -103,7 +103,7 @@ def test_a_run_knows_the_weights_of_its_backbone(make, tmp_path, monkeypatch):
     assert torch.equal(methods.load(tmp_path / "run").embed(PIXELS), model.embed(PIXELS))
     monkeypatch.chdir(tmp_path)
     save_file(build("resnet18", width=2).state_dict(), path)
-    with pytest.raises(ValueError, match="resnet18 is another than when this model was fitted"):
+    with pytest.raises(ValueError, match="resnet18 is not the one that this model was fitted with"):
         methods.load(tmp_path / "run").embed(PIXELS)
     assert not torch.equal(make(**fields).fit(PIXELS, LABELS).embed(PIXELS), model.embed(PIXELS))
     with pytest.raises(ValueError, match="does not fit resnet18"):
@@ -136,7 +136,7 @@ def test_a_run_is_not_resumed_with_other_images(make, tmp_path):
         make(Stopped, batch_size=512).fit(pixels, labels, folder=tmp_path / "run")
     other = pixels.copy()
     other[1::2] = 255 - other[1::2]
-    with pytest.raises(ValueError, match=r"cannot resume .*: the images are others now"):
+    with pytest.raises(ValueError, match=r"cannot resume .*: the images have changed"):
         make(Stopped, batch_size=512).fit(other, labels, folder=tmp_path / "run", resume=True)
 
 

@@ -281,7 +281,7 @@ def test_the_size_is_decided_by_the_fit(make, photos, tmp_path):
 
 def test_a_backbone_without_weights_cannot_be_frozen(make, tmp_path):
     for finetune in ("none", "last"):
-        with pytest.raises(ValueError, match=r"resnet18 comes without weights; give backbone_weights=FILE, or .*'all'"):
+        with pytest.raises(ValueError, match=r"resnet18 comes without weights; set backbone_weights=FILE, or .*'all'"):
             make(backbone_weights=None, finetune=finetune).fit(PIXELS, LABELS, folder=tmp_path / "run")
     with pytest.raises(ValueError, match="resnet18 comes without weights"):
         methods.get("itq")(backbone="resnet18", bits=12).fit(PIXELS)

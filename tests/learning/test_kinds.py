@@ -1,4 +1,4 @@
-"""The interface carries methods of every kind: each keeps all promises, and does what its kind is for."""
+"""The interface supports methods of every kind: each keeps all promises and does what it is for."""
 
 import json
 
@@ -146,5 +146,5 @@ def test_a_method_without_codes_says_so(tmp_path):
     np.savez(tmp_path / "items.npz", x=BLOBS.x, labels=BLOBS.labels)
     model = Queue(**SHORT).fit(tmp_path / "items.npz", folder=tmp_path / "run")
     assert not isinstance(model, CodeMethod)
-    with pytest.raises(ValueError, match="Queue gives no codes; fit a method that does, such as combemb"):
+    with pytest.raises(ValueError, match="Queue has no codes; fit a method that has, such as combemb"):
         Collection.build(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A run that was stopped or killed ends as an unbroken one."""
+"""A run that was interrupted or killed ends like an uninterrupted one."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""CombEmb: its fields are checked before the fit, and what comes out of a fit is what it says."""
+"""CombEmb: settings are checked before the fit, and its codes, diagnosis and report are right."""
 
 import numpy as np
 import pytest

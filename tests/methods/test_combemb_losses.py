@@ -172,8 +172,8 @@ def test_neighbours_are_sought_by_cosine_however_roughly_the_features_are_kept()
 @pytest.mark.parametrize("multi", [False, True])
 def test_how_near_the_nearest_must_be_follows_from_the_shares_of_the_classes(multi):
     method, _ = fitted(multi)
-    assert method.scratch.kinship == pytest.approx(naive.kinship(labelled_classes(multi)), rel=1e-5)
-    assert 0.2 <= method.scratch.kinship < 0.3  # 1/5 for five classes of one size
+    assert method.scratch.class_share == pytest.approx(naive.class_share(labelled_classes(multi)), rel=1e-5)
+    assert 0.2 <= method.scratch.class_share < 0.3  # 1/5 for five classes of one size
 
 
 # The calibration of gamma

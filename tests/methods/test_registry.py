@@ -38,8 +38,8 @@ def test_entry_points_are_listed_and_loaded(monkeypatch):
         ("no.such.module:Class", "cannot import the method 'no.such.module:Class': No module named 'no'"),
         ("tests.learning.kinds:", "cannot import the method"),
         (":Queue", "cannot import the method"),
-        ("pathlib:Path", "'pathlib:Path' is no method; give a subclass of combemb.methods.Method"),
-        ("tests.learning.kinds:PAPER", "is no method"),
+        ("pathlib:Path", "'pathlib:Path' is not a method; give a subclass of combemb.methods.Method"),
+        ("tests.learning.kinds:PAPER", "is not a method"),
     ],
 )
 def test_what_is_no_method_is_refused(name, message):

@@ -149,7 +149,7 @@ def default_similarity_temperature(n_classes: int) -> float:
     return 0.33 / math.sqrt(math.sqrt(n_classes))
 
 
-def kinship(classes: Sequence[Sequence[int]]) -> float:
+def class_share(classes: Sequence[Sequence[int]]) -> float:
     """Sum of squared class shares among labelled items; an item of n classes is one n-th of an item of each."""
     shares: dict[int, float] = {}
     for own in classes:
@@ -159,8 +159,8 @@ def kinship(classes: Sequence[Sequence[int]]) -> float:
 
 
 def nearest_rank(nearest_share: float, classes: Sequence[Sequence[int]], batch_size: int) -> int:
-    """A share of the number of items that a batch has of one kind, at least one."""
-    return max(round(nearest_share * kinship(classes) * batch_size), 1)
+    """A share of the number of items that a batch has of one class, at least one."""
+    return max(round(nearest_share * class_share(classes) * batch_size), 1)
 
 
 def eigenvectors(matrix: Matrix) -> list[tuple[float, list[float]]]:

@@ -1,4 +1,4 @@
-"""What is asked of the machine is given back, and nothing is asked of a process that is not ours."""
+"""Threads, memory and random state are restored; malloc changes only in a process of our own."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""`check_method` catches broken methods by the right promise; tests/learning/test_kinds.py has sound ones."""
+"""`check_method` names the promise that a broken method breaks; tests/learning/test_kinds.py has correct methods."""
 
 import subprocess
 import sys
@@ -17,14 +17,14 @@ CAUGHT = [
     (broken.Deriving, "constructor_stores", "it also sets twice"),
     (broken.Littering, "constructor_stores", "it writes files"),
     (broken.Scaling, "data_unchanged", "the array before and after differ"),
-    (broken.Shortened, "codes_or_none", "bits=12 were asked for, the codebook has 8"),
+    (broken.Shortened, "codes_or_none", "bits=12 were requested, the codebook has 8"),
     (broken.Undescribed, "settings_described", "iterations has no description"),
     (broken.Unchecked, "settings_checked", "should be raised"),
     (broken.Forgetful, "folder_gives_back", "embeddings of the fitted and the loaded method differ"),
     (broken.Crowded, "embedded_alone", "not close"),
     (broken.Late, "labels_needed", "is refused after run.json were written"),
     (broken.Demanding, "labelled_alone", "ValueError: all"),
-    (broken.HalfCoded, "codes_or_none", "it has `encode` and is no CodeMethod"),
+    (broken.HalfCoded, "codes_or_none", "it has `encode` but is not a CodeMethod"),
     (broken.OneMore, "head", "n_novel_ is 4 with n_novel=3"),
     (broken.Raising, "embeddings", "KeyError: 'mean'"),
 ]

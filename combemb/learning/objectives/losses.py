@@ -1,4 +1,4 @@
-"""The three terms of Eq. 8 as functions of tensors; each returns the mean over the items it is given."""
+"""The three terms of Eq. 8 as functions of tensors; each returns the mean over its items."""
 
 from torch import Tensor
 from torch.nn import functional

@@ -11,7 +11,7 @@ from torch.nn import functional
 Partition = tuple[int, ...]
 
 MAX_LLOYD_STEPS = 300
-TRIES = 20  # draws of one set before k-means is taken to have no new partition left
+MAX_DRAWS = 20  # per set; then a new partition is made without k-means
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class MetaClasses:
     """M partitions of C classes into K meta-classes; together they give each class a code (Eq. 2)."""
 
     table: Tensor  # (M, C) int64: the meta-class of each class in each set
-    n_redrawn: int = 0  # draws thrown away: a meta-class was empty, or the partition had been drawn before
+    n_redrawn: int = 0  # discarded draws: a meta-class was empty, or the partition was not new
     n_repeated: int = 0  # sets that equal an earlier one, because no new partition was found
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class MetaClasses:
 
 
 def class_embeddings(x: Tensor, membership: Tensor, weight_decay: float, iterations: int = 50) -> Tensor:
-    """One row per class: the weights of a softmax classifier on the labelled items, fitted by L-BFGS.
+    """Return the weights of a softmax classifier on the labelled items, fitted by L-BFGS: one row per class.
 
     x (n, F); membership (n, C), rows that sum to one over the classes of an item. Returns (C, F).
     """
@@ -53,8 +53,8 @@ def class_embeddings(x: Tensor, membership: Tensor, weight_decay: float, iterati
 def draw_meta_classes(embeddings: Tensor, n_sets: int, n_meta_classes: int, n_dims: int, seed: int) -> MetaClasses:
     """Partition the classes n_sets times, by k-means with one random start over n_dims random dimensions.
 
-    embeddings (C, F), one row per class. A draw with an empty meta-class is drawn again, and so is one that equals an
-    earlier partition while there are others; when k-means finds none, one is made by moving single classes at random.
+    embeddings (C, F), one row per class. Draws with an empty meta-class are repeated, and so are those that equal an
+    earlier partition if there are others; if k-means finds none, one is made by moving single classes at random.
     """
     rng = np.random.default_rng(seed)
     points = embeddings.double().cpu().numpy()
@@ -65,7 +65,7 @@ def draw_meta_classes(embeddings: Tensor, n_sets: int, n_meta_classes: int, n_di
     n_redrawn = n_repeated = 0
     for _ in range(n_sets):
         is_exhausted = len(set(drawn)) == n_possible
-        for _ in range(TRIES):
+        for _ in range(MAX_DRAWS):
             partition = _draw_partition(points, n_meta_classes, n_dims, rng)
             if max(partition) == n_meta_classes - 1 and (is_exhausted or partition not in drawn):
                 break
@@ -87,8 +87,8 @@ def _draw_partition(points: np.ndarray, n_meta_classes: int, n_dims: int, rng: n
 def lloyd(points: np.ndarray, n_clusters: int, seed: int) -> np.ndarray:
     """Return the cluster (n,) of each of a few points (n, F), by Lloyd's steps from points drawn at random.
 
-    Ours draws what scikit-learn's KMeans would, whose import takes longer than all the sets do; `discovery.kmeans` is
-    made for many items and starts otherwise.
+    It draws the same starts as scikit-learn's KMeans, whose import takes longer than drawing all sets.
+    `discovery.kmeans` is made for many items and starts differently.
     """
     n = len(points)
     points = points - points.mean(axis=0)
@@ -104,7 +104,7 @@ def lloyd(points: np.ndarray, n_clusters: int, seed: int) -> np.ndarray:
 
 
 def _new_partition(drawn: list[Partition], n_meta_classes: int, n_classes: int, rng: np.random.Generator) -> Partition:
-    """From the last partition, or a random one, move single classes at random until it is proper and new."""
+    """Move single classes of the last partition, or of a random one, at random until it is valid and new."""
     classes = list(drawn[-1]) if drawn else rng.permutation(np.arange(n_classes) % n_meta_classes).tolist()
     while (partition := canonical(classes)) in drawn or max(partition) < n_meta_classes - 1:
         classes[rng.integers(n_classes)] = int(rng.integers(n_meta_classes))
@@ -112,7 +112,7 @@ def _new_partition(drawn: list[Partition], n_meta_classes: int, n_classes: int, 
 
 
 def canonical(partition: list[int]) -> Partition:
-    """Meta-classes numbered in order of first appearance, so that equal partitions are equal tuples.
+    """Number meta-classes in order of first appearance, so that equal partitions are equal tuples.
 
     >>> canonical([2, 0, 2, 1])
     (0, 1, 0, 2)
@@ -122,7 +122,7 @@ def canonical(partition: list[int]) -> Partition:
 
 
 def count_partitions(n_classes: int, n_meta_classes: int) -> int:
-    """Ways to part the classes into non-empty meta-classes, a Stirling number of the second kind.
+    """Return the number of partitions into non-empty meta-classes, a Stirling number of the second kind.
 
     >>> count_partitions(5, 2)
     15
@@ -133,7 +133,7 @@ def count_partitions(n_classes: int, n_meta_classes: int) -> int:
 
 
 def meta_labels(table: Tensor, labels: Tensor) -> Tensor:
-    """The labels of Eq. 4 from class labels.
+    """Return the labels of Eq. 4 for class labels.
 
     table (M, C). labels (B,) class positions -> (B, M) meta-classes; labels (B, C) of 0/1 -> (B, K, M), the share of an
     item's classes that falls into each meta-class.

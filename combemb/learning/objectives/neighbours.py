@@ -1,4 +1,4 @@
-"""Features in which neighbours are sought: weighed by what the labels say matters, then averaged among near items."""
+"""Features in which neighbours are searched: each item is replaced by the mean of near items."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ from combemb.system.arrays import unit
 
 
 def smoothed(x: Tensor, landmarks: Tensor, n_neighbours: int, n_rows: int = 2_048) -> Tensor:
-    """Each row replaced by the mean of the landmarks nearest to it by cosine; all of unit length, (N, d) -> (N, d).
+    """Replace each row by the mean of its nearest landmarks by cosine, scaled to unit length: (N, d) -> (N, d).
 
-    The mean of near items is a better witness of a kind than one item, as query expansion knows.
+    The mean of near items represents a class better than one item, as in query expansion.
     """
     landmarks = unit(landmarks)
     k = min(n_neighbours, len(landmarks))

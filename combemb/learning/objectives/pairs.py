@@ -1,7 +1,7 @@
-"""Pair rules: which items of a batch are taken to be of one kind.
+"""Pair rules: which pairs of items in a batch are treated as one class.
 
-A rule sees the whole batch and gives a bool mask of the rows asked for against all items, (A, B). An item is always of
-its own kind.
+A rule uses the whole batch and returns a bool mask (A, B) of the chosen rows against all items. An item is always a
+pair with itself.
 """
 
 import torch
@@ -11,12 +11,12 @@ ALL = slice(None)
 
 
 def similar(pi: Tensor, threshold: float | Tensor, rows: slice = ALL) -> Tensor:
-    """Eq. 5: items whose combinatorial embeddings have a cosine of at least gamma. pi (B, D) of unit length."""
+    """Pair items whose combinatorial embeddings have a cosine of at least gamma (Eq. 5). pi (B, D) of unit length."""
     return _with_self(pi[rows] @ pi.T >= threshold, rows)
 
 
 def mutual_neighbours(features: Tensor, n_neighbours: int, rows: slice = ALL) -> Tensor:
-    """Items that are among each other's nearest in the batch, by cosine. features (B, F) of unit length."""
+    """Pair items that are among each other's nearest in the batch, by cosine. features (B, F) of unit length."""
     cosines = (features @ features.T).fill_diagonal_(-torch.inf)
     nearest = torch.topk(cosines, min(n_neighbours, len(features) - 1), dim=1, sorted=False).values  # (B, k)
     near = cosines >= nearest.amin(dim=1, keepdim=True)
@@ -29,7 +29,7 @@ def _with_self(mask: Tensor, rows: slice) -> Tensor:
 
 
 def threshold_for_precision(cosines: Tensor, same: Tensor, precision: float, n_bins: int = 2000) -> Tensor:
-    """The smallest gamma, to 1/1000, at which Eq. 5 has this precision on labelled pairs; 1 if there is none.
+    """Return the smallest gamma, to 1/1000, at which Eq. 5 has this precision on labelled pairs; 1 if there is none.
 
     cosines (B, B) of labelled items; same (B, B) bool, the pairs of one class. An item's pair with itself does not
     count. Two histograms instead of a sort make it cheap enough for every step.

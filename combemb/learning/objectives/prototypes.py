@@ -5,9 +5,9 @@ from torch import Tensor
 
 
 def prototype_matrix(prototypes: Tensor) -> Tensor:
-    """All sets in one matrix, zero where sub-vector and prototype are of different sets: (M, K, d) -> (M*d, K*M).
+    """Put all sets into one matrix, zero where sub-vector and prototype are of different sets: (M, K, d) -> (M*d, K*M).
 
-    One product with it serves all sets, several times faster than M tiny ones.
+    One product with it is several times faster than M small ones.
     """
     M, K, d = prototypes.shape
     own = torch.eye(M, dtype=prototypes.dtype, device=prototypes.device)
@@ -16,15 +16,15 @@ def prototype_matrix(prototypes: Tensor) -> Tensor:
 
 
 def similarities(z: Tensor, matrix: Tensor, n_sets: int) -> Tensor:
-    """z^m . theta^m_k of Eq. 3 and 4, cosines where both are of unit length.
+    """Return z^m . theta^m_k of Eq. 3 and 4, which are cosines if both are of unit length.
 
-    z (B, M*d); matrix from `prototype_matrix`. Returns (B, K, M): the softmax over K then runs along long rows.
+    z (B, M*d); matrix from `prototype_matrix`. Returns (B, K, M), in which a softmax over K is fast.
     """
     return (z @ matrix).view(len(z), -1, n_sets)
 
 
 def soft_assignment(cosines: Tensor, matrix: Tensor, sharpness: float) -> Tensor:
-    """pi(z), Eq. 3: prototypes weighted by softmax_k(lambda * z^m . theta^m_k), sets side by side.
+    """Return pi(z) of Eq. 3: prototypes weighted by softmax_k(lambda * z^m . theta^m_k), the sets concatenated.
 
     cosines (B, K, M) from `similarities`; matrix from `prototype_matrix`. Returns (B, M*d), not normalised.
     """

@@ -1,4 +1,4 @@
-"""The features in which neighbours are sought, against loops and closed forms."""
+"""The features in which neighbours are searched, against loops and closed forms."""
 
 import math
 
