@@ -17,7 +17,7 @@ from combemb.data.entries import listed
 from combemb.data.given import read_given
 from combemb.discovery.class_number import check_count_by
 from combemb.discovery.result import Discovery
-from combemb.learning.input import load
+from combemb.learning.input import load_items
 from combemb.learning.run_folder import TABLE, TEXT, RunFolder
 from combemb.learning.saving import was_fitted_with
 from combemb.system.errors import Note, require
@@ -84,7 +84,7 @@ def discover_in(
     if to_folders:
         check_folders(to_folders, given)
     require(not given.labels.is_multi, "discovery takes one label per item, but these may have several; give one each")
-    data = load(model, given, 1, progress)
+    data = load_items(model, given, 1, progress)
     files = None if given.images is None or given.images.files is None else list(given.images.files)
     if data.rows is not None:
         entries = entries.take(data.rows)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from combemb.data.labels import Labels
-from combemb.discovery.class_number import Pile, count_novel
+from combemb.discovery.class_number import Pile, count_novel, counted_rows
 from combemb.discovery.discovering import NOVEL
 from combemb.discovery.result import free_names
 from combemb.learning.batches import Batches
@@ -70,5 +70,6 @@ class HeadMethod(DeepMethod):
         if self.n_novel is not None:
             self.n_novel_ = int(self.n_novel)
         elif not hasattr(self, "n_novel_"):  # a resumed run has it
-            x = self.clean_features(data.items, torch.arange(len(data.items))).numpy()
-            self.n_novel_ = count_novel(Pile(x, data.labels.values, seed=int(self.seed), progress=progress)).n
+            rows = counted_rows(data.labels.values, int(self.seed))
+            x = self.clean_features(data.items, torch.from_numpy(rows)).numpy()
+            self.n_novel_ = count_novel(Pile(x, data.labels.values[rows], seed=int(self.seed), progress=progress)).n

@@ -189,7 +189,7 @@ def training_data(method: "Method", given: Given, progress: bool | None) -> Load
         given = given.take(np.flatnonzero(given.labels.is_labelled))
     if images and (stage := method.first_stage()):
         images.start_from(weights_after(stage, images, given, progress))
-    data = load(method, given, method.n_views, progress)
+    data = load_items(method, given, method.n_views, progress)
     if data.broken:
         method.check_data(data.labels, n_features)
     if images:
@@ -199,7 +199,7 @@ def training_data(method: "Method", given: Given, progress: bool | None) -> Load
     return data
 
 
-def load(method: "Method", given: Given, n_views: int, progress: bool | None) -> Loaded:
+def load_items(method: "Method", given: Given, n_views: int, progress: bool | None) -> Loaded:
     """Return the given embeddings or images as items that the method uses, without broken images."""
     images = getattr(method, "image_input_", None)
     if given.images is None:
@@ -210,7 +210,7 @@ def load(method: "Method", given: Given, n_views: int, progress: bool | None) ->
     return (images or method.image_input()).load(given, n_views, progress)
 
 
-def whole(method: "Method", x: Any, progress: bool | None) -> Loaded:
+def load_all(method: "Method", x: Any, progress: bool | None) -> Loaded:
     """Return all items of x; raise a ValueError if an image cannot be read, unless x is what `read` returned."""
     data = method.read(x, progress=progress)
     if data.broken and data is not x:
@@ -225,7 +225,7 @@ def whole(method: "Method", x: Any, progress: bool | None) -> Loaded:
 def embeddable(method: "Method", x: Any, progress: bool | None) -> Iterator[Tensor]:
     """Return the items to embed by a fitted method, in chunks of rows."""
     method._require_fitted()
-    items = whole(method, x, progress).items
+    items = load_all(method, x, progress).items
     takes_pixels = method.image_input_ is not None and method.image_input_.trained == "all"
     require(
         isinstance(items, ArrayItems) != takes_pixels,

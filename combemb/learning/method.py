@@ -17,7 +17,7 @@ from combemb.discovery.discovering import discover
 from combemb.discovery.result import Discovery
 from combemb.learning import saving
 from combemb.learning.curves import Panel
-from combemb.learning.input import ImageInput, ImageSettings, embeddable, load, training_data, whole
+from combemb.learning.input import ImageInput, ImageSettings, embeddable, load_all, load_items, training_data
 from combemb.learning.pretraining import FirstStage
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import Settings, check_settings, setting
@@ -202,7 +202,7 @@ class Method(ImageSettings, Settings, FittedState, ABC):
         Loaded
             `.ids` has the ids of the items, `.broken` those of images that cannot be read, with the reasons.
         """
-        return x if isinstance(x, Loaded) else load(self, read_given(x), 1, progress)
+        return x if isinstance(x, Loaded) else load_items(self, read_given(x), 1, progress)
 
     def embed(self, x: Any, *, progress: bool | None = None) -> Tensor:
         """Embed the clean view of every item.
@@ -255,7 +255,7 @@ class Method(ImageSettings, Settings, FittedState, ABC):
         self._require_fitted()
         check_count_by(count_by, self._codebook)
         is_read = isinstance(x, Loaded)
-        data = x if is_read else load(self, read_given(x, labels).training_part(), 1, progress)
+        data = x if is_read else load_items(self, read_given(x, labels).training_part(), 1, progress)
         self.discovery_ = discover(
             self.embed(data, progress=progress) if z is None else z,
             read_labels(labels, len(data.items)) if is_read and labels is not None else data.labels,
@@ -284,7 +284,7 @@ class Method(ImageSettings, Settings, FittedState, ABC):
         ndarray (n,) of object
         """
         require(by in {None, "clusters"}, f"by={by!r}: {type(self).__name__} has no head of its own; use 'clusters'")
-        data = whole(self, x, progress)
+        data = load_all(self, x, progress)
         return self._found().predict(self.embed(data, progress=progress), data.discovery_features)
 
     @property
@@ -294,7 +294,7 @@ class Method(ImageSettings, Settings, FittedState, ABC):
 
     def novelty(self, x: Any, *, progress: bool | None = None) -> np.ndarray:
         """Return a score (n,) that is larger for items of novel classes; see `Discovery.novelty`."""
-        data = whole(self, x, progress)
+        data = load_all(self, x, progress)
         return self._found().novelty(self.embed(data, progress=progress), data.discovery_features)
 
     def summary(self) -> list[str]:
