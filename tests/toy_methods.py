@@ -1,4 +1,4 @@
-"""Small methods and data for tests of the training loop, among them methods that diverge."""
+"""Small methods and data for tests of the training loop, some of which fail on purpose."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def toy_data() -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Stoppable:
-    """Things that go wrong on the way; not fields, so that a run may be resumed without them."""
+    """Failures on request; not settings, so that a run may be resumed without them."""
 
     interrupted_before: ClassVar[int] = -1  # epoch
     nan_from: ClassVar[float] = math.inf  # part of the training

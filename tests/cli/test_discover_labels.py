@@ -147,7 +147,7 @@ def test_images_of_an_array_file_are_listed_by_row_and_are_no_files(tmp_path: Pa
     np.save(array, PIXELS)
     run = fitted(array, tmp_path / "run")
     labels = write_labels(tmp_path / "labels.txt", LABELS)
-    assert "these items are not such files" in refused("discover", run, "--labels", labels, "--to-folders", "sorted")
+    assert "these items are not image files" in refused("discover", run, "--labels", labels, "--to-folders", "sorted")
     done("discover", run, "--labels", labels, "--n-novel", "1")
     assert table(run)["id"] == [f"{array}#{i}" for i in range(72)]
     assert len(Page(run / "discovery.html").thumbnails()) > 20

@@ -1,4 +1,4 @@
-"""Threads, memory and random state are restored; malloc changes only in a process of our own."""
+"""Memory is kept between batches and then returned; malloc changes only in a process of our own."""
 
 import ctypes
 import subprocess
