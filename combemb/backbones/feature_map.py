@@ -67,6 +67,13 @@ def fit_feature_map(chunks: Iterable[Tensor], max_features: int) -> FeatureMap:
     return feature_map
 
 
+def unit_feature_map(n_features: int) -> FeatureMap:
+    """Return the map that scales features to unit length and leaves their directions."""
+    feature_map = FeatureMap(n_features, n_features)
+    feature_map.components.copy_(torch.eye(n_features))
+    return feature_map
+
+
 def discriminant_map(labelled: Tensor, membership: Tensor, some: Tensor, n_features: int) -> Tensor:
     """Return directions (F, d), d <= n_features, in which classes differ more than their items.
 

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from combemb.cli.console import errors_shown, out
+from combemb.cli.console import err, errors_shown, out
 
 
 def settings(
@@ -19,7 +19,10 @@ def settings(
     with errors_shown():
         if method is None:
             for name in methods.names():
-                out.print(f"{name:10} {methods.get(name).paper}")
+                try:
+                    out.print(f"{name:10} {methods.get(name).paper}")
+                except ValueError as error:  # a package that cannot be imported does not hide the others
+                    err.print(escape(str(error)), soft_wrap=True)
             return
         table = Table("setting", "default", "description", box=None, pad_edge=False)
         for field in dataclasses.fields(methods.get(method)):

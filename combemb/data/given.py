@@ -77,11 +77,13 @@ class Loaded:
     rows: np.ndarray | None = None
     key: str | None = None
     broken: dict[str, str] = dataclasses.field(default_factory=dict)
+    are_features: bool = True  # rather than inputs of a last stage that is trained
 
     @property
     def discovery_features(self) -> np.ndarray | None:
         """The clean features, if the items are features and not too wide for discovery."""
         is_narrow = isinstance(self.items, ArrayItems) and self.items.n_features <= MAX_DISCOVERY_FEATURES
+        is_narrow &= self.are_features
         return self.items.x[:, 0] if is_narrow and isinstance(self.items, ArrayItems) else None
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from combemb.backbones.feature_map import FeatureMap, fit_feature_map
+from combemb.backbones.feature_map import FeatureMap, fit_feature_map, unit_feature_map
 from combemb.data.given import Loaded
 from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels, require_labelled, require_partly_labelled
 from combemb.learning.batches import Batch, Batches
 from combemb.learning.input import ImageInput
-from combemb.learning.loop import Terms, descend, train
+from combemb.learning.loop import Terms, descend, schedule, train
 from combemb.learning.method import Method
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
@@ -37,6 +37,7 @@ class DeepMethod(Method):
     buffers if it is not learned; `scratch` holds what only training needs.
     """
 
+    uses_feature_map: ClassVar[bool] = True  # False: the network sees features at unit length, not their components
     needs_other_gradient: ClassVar[bool] = True  # whether a loss sends gradients through the second view
 
     finetune: str = setting(
@@ -75,9 +76,9 @@ class DeepMethod(Method):
         n_novel is the number of novel classes that a `HeadMethod` has outputs for; 0 for other methods.
         """
 
-    @abstractmethod
     def losses(self, batch: Batch) -> Terms:
         """Return the named loss terms of a batch of mapped features; the loop minimises their sum and logs each."""
+        raise NotImplementedError(f"{type(self).__name__} has neither `losses` nor a `step` of its own")
 
     # Optional hooks
 
@@ -89,7 +90,10 @@ class DeepMethod(Method):
         """Initialise the parts of the network that depend on the data, before the first epoch."""
 
     def on_epoch(self, data: Batches, epoch: int) -> None:
-        """Run before each epoch; state that it changes belongs in buffers of the network."""
+        """Run before each epoch; state that it changes belongs in buffers of the network, or in `kept`."""
+
+    def on_end(self, data: Batches) -> None:
+        """Run after the last epoch, such as to match the outputs of a head to the seen classes."""
 
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
         """Return numbers to log after an epoch, from its last batch (not yet mapped) and the data."""
@@ -104,13 +108,21 @@ class DeepMethod(Method):
         """Return the number of epochs."""
         return self.epochs or max(-(-DEFAULT_STEPS // steps_per_epoch), MIN_EPOCHS)
 
+    def rate(self, step: int, n_steps: int) -> float:
+        """Return the factor on the learning rates at a step: a warm-up, then a cosine to zero."""
+        return schedule(step, n_steps, self.warmup_share)
+
     def optimisers(self) -> list[Optimizer]:
         """Return one AdamW for all parameters; methods with several players override this and `step`."""
-        groups = [{"params": list(self.network_.parameters()), "lr": self.learning_rate}]
-        if self.tower_.backbone is not None and self.image_input_ is not None:
-            rate = self.backbone_rate or (PRETRAINED_RATE if self.image_input_.is_pretrained else 1.0)
-            groups.append({"params": list(self.tower_.backbone.parameters()), "lr": self.learning_rate * rate})
+        groups = [{"params": list(self.network_.parameters()), "lr": self.learning_rate}, *self.backbone_group()]
         return [AdamW(groups, weight_decay=self.weight_decay, fused=True)]
+
+    def backbone_group(self) -> list[dict[str, Any]]:
+        """Return the parameters of the backbone that are trained, with their learning rate; empty if it is frozen."""
+        if self.tower_.backbone is None or self.image_input_ is None:
+            return []
+        rate = self.backbone_rate or (PRETRAINED_RATE if self.image_input_.is_pretrained else 1.0)
+        return [{"params": list(self.tower_.backbone.parameters()), "lr": self.learning_rate * rate}]
 
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
         """Take one gradient step on the sum of `losses`."""
@@ -132,6 +144,14 @@ class DeepMethod(Method):
             self.scratch_ = SimpleNamespace()
         return self.scratch_
 
+    @property
+    def kept(self) -> Terms:
+        """Tensors that change during training and are stored in checkpoints only, such as targets of all items."""
+        if not hasattr(self.scratch, "kept"):
+            self.scratch.kept = {}
+        kept: Terms = self.scratch.kept
+        return kept
+
     def mapped(self, batch: Batch) -> Batch:
         """Return the batch with mapped features; those of a frozen backbone are mapped already."""
         if self.tower_.backbone is None:
@@ -147,11 +167,12 @@ class DeepMethod(Method):
     @torch.no_grad()
     def clean_features(self, items: Items, rows: Tensor) -> Tensor:
         """Return the mapped features (n, F') of the clean view of some training items, on the CPU."""
-        device = resolved(self.device)
-        parts = []
+        device, is_training, parts = resolved(self.device), self.tower_.training, []
+        self.tower_.eval()
         for some in rows.split(items.n_rows):
             x = items.take(some)
             parts.append(x if self.tower_.backbone is None else self.tower_.features(x.to(device)).cpu())
+        self.tower_.train(is_training)
         return torch.cat(parts)
 
     # The interface of `Method`
@@ -177,7 +198,8 @@ class DeepMethod(Method):
             self._count_novel(batches, progress)
             self._build_network(len(data.labels.classes))
             self.scratch.batches = batches
-            self.prepare(batches)
+            with seeded(self.seed):
+                self.prepare(batches)
 
     def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
         try:
@@ -198,6 +220,8 @@ class DeepMethod(Method):
         if backbone is not None:
             device = resolved(self.device)
             found = (backbone(chunk.to(device)).cpu() for chunk in found)
+        if not self.uses_feature_map:
+            return unit_feature_map(next(iter(found)).shape[1])
         return fit_feature_map(found, self.max_features)
 
     def _build_network(self, n_seen: int) -> None:

@@ -21,6 +21,7 @@ from combemb.data.given import Given, Loaded
 from combemb.data.image_items import ImageItems, readable
 from combemb.data.images import BrokenImage, Images
 from combemb.data.items import ArrayItems, chunks
+from combemb.data.labels import require_labelled
 from combemb.learning.pretraining import weights_after
 from combemb.learning.settings import setting
 from combemb.system.errors import require
@@ -147,7 +148,7 @@ class ImageInput:
         assert given.ids is not None
         named = {str(given.ids[row]): reason for row, reason in broken.items()}
         labels = given.visible_labels.take(rows) if broken else given.visible_labels
-        return Loaded(items, labels, given.ids[rows], rows, given.images.key, named)
+        return Loaded(items, labels, given.ids[rows], rows, given.images.key, named, self.trained == "none")
 
     def _features(self, images: Images, n_views: int, progress: bool | None) -> tuple[Any, np.ndarray, dict[int, str]]:
         require(
@@ -184,11 +185,14 @@ def training_data(method: "Method", given: Given, progress: bool | None) -> Load
     """Return the items to learn from; whatever can be checked before images are read is checked first."""
     images = method.image_input_ = None if given.images is None else method.image_input()
     n_features = images.backbone.n_features if images else int(np.shape(given.x)[-1])  # type: ignore[arg-type]
-    method.check_data(given.labels, n_features)
-    if not method.uses_unlabelled and not given.labels.is_labelled.all():
+    everything = given
+    if not method.uses_unlabelled:
+        require_labelled(given.labels)
         given = given.take(np.flatnonzero(given.labels.is_labelled))
-    if images and (stage := method.first_stage()):
-        images.start_from(weights_after(stage, images, given, progress))
+    method.check_data(given.labels, n_features)
+    if images:
+        for stage in method.first_stages():
+            images.start_from(weights_after(stage, images, everything, progress))
     data = load_items(method, given, method.n_views, progress)
     if data.broken:
         method.check_data(data.labels, n_features)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,8 @@ from combemb.system.progress import Display
 
 Terms = dict[str, Tensor]
 
+CHECKPOINT_SECONDS = 10.0
+
 
 class Diverged(RuntimeError):
     """A loss or a gradient is not finite; the module is restored to its state before that epoch."""
@@ -27,11 +30,16 @@ class Diverged(RuntimeError):
 class Trainable(Protocol):
     """What the loop needs from a method."""
 
-    warmup_share: float
-
     @property
     def tower_(self) -> nn.Module:
         """Everything that is trained, with its buffers."""
+
+    @property
+    def kept(self) -> Terms:
+        """Tensors that change during training and are stored in checkpoints only."""
+
+    def rate(self, step: int, n_steps: int) -> float:
+        """Return the factor on the learning rates at a step."""
 
     def n_epochs(self, steps_per_epoch: int) -> int:
         """Return the number of epochs."""
@@ -41,6 +49,9 @@ class Trainable(Protocol):
 
     def on_epoch(self, data: Batches, epoch: int) -> None:
         """Run before each epoch; state that it changes belongs in buffers of the module."""
+
+    def on_end(self, data: Batches) -> None:
+        """Run after the last epoch."""
 
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
         """Update the module once and return the named loss terms."""
@@ -54,7 +65,7 @@ def train(
     data: Batches,
     run: RunFolder | None = None,
     progress: bool | None = None,
-    checkpoint_seconds: float = 10.0,
+    checkpoint_seconds: float | None = None,
 ) -> list[dict[str, Any]]:
     """Train `method.tower_`.
 
@@ -68,17 +79,19 @@ def train(
     progress : bool, optional
         None shows it on a terminal only.
     checkpoint_seconds : float
-        Least time between two checkpoints, which are stored at the end of an epoch.
+        Least time between two checkpoints, which are stored at the end of an epoch; None: CHECKPOINT_SECONDS.
 
     Returns
     -------
     list of dict
         The log, one record per epoch.
     """
-    module, optimisers = method.tower_, method.optimisers()
+    checkpoint_seconds = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
+    module, optimisers, kept = method.tower_, method.optimisers(), method.kept
+    _require_trained(module, optimisers)
     device = next(module.parameters()).device
     peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
-    first, log = _restore(run, module, optimisers)
+    first, log = _restore(run, module, optimisers, kept)
     processes.same_state(module)
     n_epochs = method.n_epochs(len(data))
     n_steps, n_items = n_epochs * len(data), data.n_labelled + data.n_unlabelled
@@ -89,7 +102,7 @@ def train(
         for epoch in range(first, n_epochs):
             began = time.monotonic()
             module.train()
-            good = {name: tensor.clone() for name, tensor in _state(module, optimisers).items()}
+            good = {name: tensor.clone() for name, tensor in _state(module, optimisers, kept).items()}
             sums: dict[str, Tensor] = {}
             i = 0
             try:
@@ -97,13 +110,13 @@ def train(
                     method.on_epoch(data, epoch)
                     for i, drawn in enumerate(data.epoch(epoch)):
                         step = epoch * len(data) + i
-                        _set_rates(optimisers, peaks, schedule(step, n_steps, method.warmup_share))
+                        _set_rates(optimisers, peaks, method.rate(step, n_steps))
                         batch = replace(drawn.to(device), step=step, fraction_done=step / n_steps)
                         for name, term in method.step(batch, optimisers).items():
                             sums[name] = sums.get(name, 0) + term.detach()
                         display.advance(n_items, partial(_line, epoch + 1, n_epochs, sums, i + 1))
             except Diverged as error:
-                _load_state(good, module, optimisers)
+                _load_state(good, module, optimisers, kept)
                 if run and processes.is_first():
                     run.write_checkpoint(epoch, good)
                 raise Diverged(f"epoch {epoch + 1}, step {i + 1} of {len(data)}: {error}") from None
@@ -120,8 +133,9 @@ def train(
             if run and processes.is_first():
                 run.append_log(record)
                 if time.monotonic() - stored >= checkpoint_seconds and epoch + 1 < n_epochs:
-                    run.write_checkpoint(epoch + 1, _state(module, optimisers))
+                    run.write_checkpoint(epoch + 1, _state(module, optimisers, kept))
                     stored = time.monotonic()
+    method.on_end(data)
     processes.same_state(module)  # processes have their own batch statistics if the whole backbone is trained
     module.eval()
     return log
@@ -186,26 +200,41 @@ def _line(epoch: int, epochs: int, sums: Terms, n: int) -> str:
     return f"epoch {epoch}/{epochs}  " + "  ".join(f"{name} {float(total) / n:.3f}" for name, total in sums.items())
 
 
-def _state(module: nn.Module, optimisers: list[Optimizer]) -> dict[str, Tensor]:
-    """Return weights and optimiser states as one dictionary of tensors."""
+def _require_trained(module: nn.Module, optimisers: list[Optimizer]) -> None:
+    """Raise a ValueError unless every parameter that requires a gradient belongs to exactly one optimiser."""
+    places = Counter(id(p) for optimiser in optimisers for group in optimiser.param_groups for p in group["params"])
+    wrong = [name for name, p in module.named_parameters() if p.requires_grad and places[id(p)] != 1]
+    if wrong:
+        raise ValueError(
+            f"{len(wrong)} parameters are in no optimiser or in several, such as {wrong[0]}; give each to one in "
+            "`optimisers` (`backbone_group` has those of the backbone), or call requires_grad_(False) on it"
+        )
+
+
+def _state(module: nn.Module, optimisers: list[Optimizer], kept: Terms) -> dict[str, Tensor]:
+    """Return weights, optimiser states and what else training keeps as one dictionary of tensors."""
     state = {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
+    state |= {f"kept.{name}": tensor for name, tensor in kept.items()}
     for i, optimiser in enumerate(optimisers):
         for j, slots in optimiser.state_dict()["state"].items():
             state |= {f"optimiser.{i}.{j}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
     return state
 
 
-def _restore(run: RunFolder | None, module: nn.Module, optimisers: list[Optimizer]) -> tuple[int, list[dict[str, Any]]]:
+def _restore(
+    run: RunFolder | None, module: nn.Module, optimisers: list[Optimizer], kept: Terms
+) -> tuple[int, list[dict[str, Any]]]:
     """Restore the last checkpoint, if there is one; return the number of epochs done and their log."""
     stored = run.checkpoint() if run else None
     if run is None or stored is None:
         return 0, []
     epoch, tensors = stored
-    _load_state(tensors, module, optimisers)
+    _load_state(tensors, module, optimisers, kept)
     return epoch, run.log()
 
 
-def _load_state(tensors: dict[str, Tensor], module: nn.Module, optimisers: list[Optimizer]) -> None:
+def _load_state(tensors: Terms, module: nn.Module, optimisers: list[Optimizer], kept: Terms) -> None:
+    kept.update({name[5:]: tensor for name, tensor in tensors.items() if name.startswith("kept.")})
     module.load_state_dict({name[7:]: tensor for name, tensor in tensors.items() if name.startswith("module.")})
     slots: dict[int, dict[int, dict[str, Tensor]]] = {}
     for name, tensor in tensors.items():

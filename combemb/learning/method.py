@@ -1,7 +1,7 @@
 """The interface of all methods: what a method implements, and what it can do once it is fitted."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -49,6 +49,7 @@ class Method(ImageSettings, Settings, FittedState, ABC):
     """
 
     paper: ClassVar[str]
+    trial_settings: ClassVar[dict[str, Any]] = {}  # for `combemb.testing`, if its own small values do not suit
     uses_unlabelled: ClassVar[bool] = True  # False: `fit` ignores unlabelled items
 
     seed: int = setting(
@@ -92,9 +93,9 @@ class Method(ImageSettings, Settings, FittedState, ABC):
         """Return the reader of images."""
         return ImageInput(self, self.seed, self.device)
 
-    def first_stage(self) -> FirstStage | None:
-        """Return the stage that trains the backbone before the method does, if there is one."""
-        return None
+    def first_stages(self) -> Sequence[FirstStage]:
+        """Return what trains the backbone before the method does, one after the other."""
+        return ()
 
     def _begin(self, data: Loaded, progress: bool | None) -> None:
         """Do the part of a fit that may still reject the data; nothing has been written yet."""

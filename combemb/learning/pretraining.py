@@ -10,6 +10,7 @@ from filelock import FileLock
 from combemb.backbones.base import Backbone
 from combemb.backbones.feature_cache import cache_root
 from combemb.data.given import Given
+from combemb.data.image_items import readable
 from combemb.system.files import write_tensors
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ class FirstStage(Protocol):
         """The name of the stage and everything that determines its result, as JSON."""
 
     def train(self, backbone: Backbone, given: Given, size: int, folder: Path, progress: bool | None) -> None:
-        """Train the backbone in place; `folder` is for what an interrupted training needs to continue."""
+        """Train the backbone in place on images that can all be read, with settings of the stage's own.
+
+        `folder` is for what an interrupted training needs to continue.
+        """
 
 
 def weights_after(stage: FirstStage, images: "ImageInput", given: Given, progress: bool | None) -> Path:
@@ -67,6 +71,7 @@ def weights_after(stage: FirstStage, images: "ImageInput", given: Given, progres
     with FileLock(folder / ".lock"):
         if not path.exists():
             backbone = images.backbone
-            stage.train(backbone, given, images.size, folder, progress)
+            rows, _ = readable(given.images, progress)
+            stage.train(backbone, given.take(rows), images.size, folder, progress)
             write_tensors(path, backbone.state_dict(), {"holds": json.dumps(holds)})
     return path

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from combemb.system.errors import require
 
@@ -115,6 +115,8 @@ def check_settings(settings: Any) -> None:
 def _is_of(value: Any, kind: Any) -> bool:
     """Return whether a value is of the type of a setting; numbers must be finite and may be numpy's."""
     is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
     if get_origin(kind) is tuple:
         return isinstance(value, tuple) and all(_is_of(part, get_args(kind)[0]) for part in value)
     if kind is float:

@@ -1,6 +1,7 @@
 """The methods, one file each: `names()` lists them, `get(name)` returns a class, `load(folder)` a fitted method."""
 
 import importlib
+import inspect
 import pkgutil
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from combemb.learning.method import Method
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.saving import BUILT_IN
+from combemb.system.errors import require
 
 __all__ = ["Method", "get", "load", "names"]
 
@@ -48,9 +50,14 @@ def get(name: str) -> type[Method]:
     if name in _built_in():
         module = importlib.import_module(f"{BUILT_IN}{name}")
         found = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Method)]
-        return next(c for c in found if c.__module__ == module.__name__)
+        own = [c for c in found if c.__module__ == module.__name__ and not inspect.isabstract(c)]
+        require(len(own) == 1, f"{module.__file__} defines {len(own)} methods; a file has one")
+        return own[0]
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return _checked(point.load(), name)
+        try:
+            return _checked(point.load(), name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"cannot import the method {name!r} ({point.value}): {error}; fix its package") from error
     module_name, colon, path = name.partition(":")
     if not colon:
         raise ValueError(

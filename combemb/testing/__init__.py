@@ -29,7 +29,7 @@ def promises(cls: type[Any] = Method) -> list[Promise]:
     return sorted(found, key=lambda promise: TOPICS.index(promise.check.__module__))
 
 
-def check_method(cls: type[Method], only: Iterable[str] = ()) -> None:
+def check_method(cls: type[Method], only: Iterable[str] = (), settings: dict[str, Any] | None = None) -> None:
     """Check that a method class keeps every promise; this takes some seconds.
 
     Parameters
@@ -37,7 +37,10 @@ def check_method(cls: type[Method], only: Iterable[str] = ()) -> None:
     cls : type
         A subclass of `combemb.methods.Method`.
     only : iterable of str
-        Names of promises, to check only these.
+        Names of promises; only these are checked.
+    settings : dict, optional
+        Settings for the trial, if its small values do not suit, such as `{"bits": 16}`. A class may have them as
+        `trial_settings`.
 
     Raises
     ------
@@ -54,7 +57,7 @@ def check_method(cls: type[Method], only: Iterable[str] = ()) -> None:
     chosen, known = set(only), {promise.name for promise in PROMISES}
     if unknown := chosen - known:
         raise ValueError(f"there is no promise {', '.join(sorted(unknown))}; choose from {', '.join(sorted(known))}")
-    with Trial(cls) as trial:
+    with Trial(cls, settings) as trial:
         for promise in promises(cls):
             if not chosen or promise.name in chosen:
                 promise.verify(trial)

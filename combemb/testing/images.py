@@ -1,9 +1,12 @@
 """Promises about images: arrays, folders, run folders, broken images, labels."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from combemb.learning.codes import CodeMethod
+from combemb.learning.deep import DeepMethod
 from combemb.testing.promise import (
     expect,
     expect_refused_fit,
@@ -13,7 +16,7 @@ from combemb.testing.promise import (
     refused,
     written,
 )
-from combemb.testing.trial import BITS, SEEN, Trial
+from combemb.testing.trial import SEEN, Trial
 
 
 @promise()
@@ -34,7 +37,7 @@ def images_embedded(trial: Trial) -> None:
     torch.testing.assert_close(model.embed(pictures.pixels[:3]), z[:3], rtol=1e-2, atol=1e-2)
     if isinstance(model, CodeMethod):
         codes = model.encode(trial.photos)
-        expect(model.codebook.bits == BITS, f"the codebook has {model.codebook.bits} bits instead of {BITS}")
+        expect(model.codebook.bits == model.bits, f"the codebook has {model.codebook.bits} bits, not {model.bits}")
         expect(codes.shape == (N, len(model.codebook.sizes)), f"codes have shape {tuple(codes.shape)}")
         expect_same(codes, model.codebook.encode(z), "codes of images and of their embeddings")
     saved = trial.new_folder()
@@ -107,3 +110,15 @@ def image_labels(trial: Trial) -> None:
     several = [label and f"{label}|{'red' if i % 2 else 'round'}" for i, label in enumerate(pictures.labels)]
     with refused("discover with several labels per image", "one label per item"):
         model.discover(pictures.write_manifest(path, trial.photos, several))
+
+
+@promise(only_for=DeepMethod)
+def last_stage_trained(trial: Trial) -> None:
+    """With `finetune="last"` the last stage of the backbone is trained, stored and restored."""
+    folder = trial.new_folder()
+    model: Any = trial.small_for_images(finetune="last", learning_rate=0.1).fit(trial.photos, folder=folder)
+    before = model.image_input_.backbone.stages["layer4"].state_dict()
+    now = model.tower_.backbone.stage.state_dict()
+    expect(any(not torch.equal(now[name], before[name]) for name in now), "none of its parameters has changed")
+    loaded = trial.cls.load(folder)
+    expect_same(loaded.embed(trial.photos), model.embed(trial.photos), "embeddings before and after load")

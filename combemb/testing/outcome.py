@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from combemb.learning.codes import CodeMethod
+from combemb.learning.deep import DeepMethod
 from combemb.search.metrics import code_retrieval, float_retrieval
 from combemb.testing.promise import expect, expect_same, promise
 from combemb.testing.trial import N_SEEN, Trial
@@ -46,7 +47,9 @@ def novel_classes_retrieved(trial: Trial) -> None:
         if isinstance(model, CodeMethod):
             found["codes"] = code_retrieval(model.codebook, queries, model.encode(toy.x), *targets)
         for kind, retrieval in found.items():
-            expect(retrieval.map >= 0.6 > 2 * retrieval.chance, f"by {kind}: {retrieval}")
+            # Codes that were trained on labelled items alone may merge other classes.
+            least = 0.6 if trial.cls.uses_unlabelled else 2 * retrieval.chance
+            expect(retrieval.map >= least >= 2 * retrieval.chance, f"by {kind}: {retrieval}")
 
 
 @promise()
@@ -56,7 +59,8 @@ def seed_decides(trial: Trial) -> None:
         first, same, other = (trial.fitted(toy, seed=seed) for seed in (3, 3, 4))
         z = first.embed(toy.x)
         expect_same(z, same.embed(toy.x), "embeddings of two fits with seed=3")
-        expect(not torch.equal(z, other.embed(toy.x)), "embeddings of fits with seed=3 and seed=4 are equal")
+        if isinstance(first, DeepMethod):  # others may be deterministic
+            expect(not torch.equal(z, other.embed(toy.x)), "embeddings of fits with seed=3 and seed=4 are equal")
         if isinstance(first, CodeMethod) and isinstance(same, CodeMethod):
             expect_same(first.encode(toy.x), same.encode(toy.x), "codes of two fits with seed=3")
 

@@ -1,5 +1,6 @@
 """Promises: what every method must do, each checked by one function that raises an error if a method does not."""
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import combemb
 from combemb.discovery.result import Discovery
 from combemb.learning.method import Method
 from combemb.system.arrays import to_numpy
@@ -36,9 +38,25 @@ class Promise:
         try:
             self.check(trial)
         except Exception as error:
-            how = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            how = (
+                str(error)
+                if isinstance(error, BrokenExpectation)
+                else f"{type(error).__name__}: {error}{_place(error)}"
+            )
             broken = f'{trial.cls.__name__} breaks a promise: "{self.text}" ({self.name}): {how}'
             raise BrokenPromise(broken) from error
+
+
+class BrokenExpectation(AssertionError):
+    """A check found something else than it expected."""
+
+
+def _place(error: Exception) -> str:
+    """Return the last line of an error's traceback that is not in a library of ours, if there is one."""
+    own = str(Path(combemb.__file__).parent)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    theirs = [frame for frame in frames if not frame.filename.startswith(own) or "methods" in frame.filename]
+    return f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
 
 
 def promise(only_for: type[Any] = Method) -> Callable[[Check], Check]:
@@ -55,7 +73,7 @@ def promise(only_for: type[Any] = Method) -> Callable[[Check], Check]:
 def expect(condition: Any, message: str) -> None:
     """Raise an AssertionError with this message unless the condition holds, also under `python -O`."""
     if not condition:
-        raise AssertionError(message)
+        raise BrokenExpectation(message)
 
 
 def expect_same(a: Any, b: Any, what: str) -> None:
@@ -84,9 +102,9 @@ def refused(what: str, *words: str) -> Iterator[None]:
         missing = [word for word in words if word not in str(error)]
         expect(not missing, f"{what} is refused, but the error does not say {missing}: {error}")
     except Exception as error:
-        raise AssertionError(f"{what} raises {type(error).__name__}, not a ValueError that says {says}") from error
+        raise BrokenExpectation(f"{what} raises {type(error).__name__}, not a ValueError that says {says}") from error
     else:
-        raise AssertionError(f"{what} is accepted; a ValueError that says {says} should be raised")
+        raise BrokenExpectation(f"{what} is accepted; a ValueError that says {says} should be raised")
 
 
 def expect_refused_fit(trial: Trial, method: Method, x: Any, labels: Any, what: str, *words: str) -> None:

@@ -27,9 +27,11 @@ from combemb.testing.trial import Trial
 @promise()
 def settings_described(trial: Trial) -> None:
     """Every setting has a description and a valid default, every number also limits."""
+    lost = [name for name, value in vars(trial.cls).items() if isinstance(value, dataclasses.Field)]
+    expect(not lost, f"{', '.join(lost)} is no field: use @dataclass(kw_only=True, eq=False, repr=False)")
     for field in dataclasses.fields(trial.cls):
         expect(field.default is not dataclasses.MISSING, f"{field.name} has no default")
-        expect(len(field.metadata.get("about", "")) > 10, f"{field.name} has no description; use `setting`")
+        expect(len(field.metadata.get("about", "")) > 10, f"{field.name} has no description that says enough")
         is_number = isinstance(field.default, Real) and not isinstance(field.default, bool)
         has_limits = field.metadata.get("limits", Limits()) != Limits()
         expect(has_limits or not is_number, f"the number {field.name} has no limits, such as at_least=0")

@@ -114,8 +114,8 @@ class Trial:
     not be changed; `fresh` and `image_model` return copies on which `discover` may be called.
     """
 
-    def __init__(self, cls: type[Method]):
-        self.cls = cls
+    def __init__(self, cls: type[Method], settings: dict[str, Any] | None = None):
+        self.cls, self.settings = cls, settings or {}
         self.plain, self.views = make_toy(n_views=1), make_toy(n_views=3)
         self.toys = (self.plain, self.views)
         self.pictures = Pictures()
@@ -142,9 +142,13 @@ class Trial:
         return self._root / f"file-{next(self._numbers)}{suffix}"
 
     def small(self, **settings: Any) -> Method:
-        """Return a method that is quick on the toy data: small values of its settings, and the given ones."""
+        """Return a method with these settings that is quick on the toy data.
+
+        `cls.trial_settings` and the settings of the trial replace the small values of `SMALL`.
+        """
         known = {field.name for field in dataclasses.fields(self.cls)}
-        return self.cls(**{**{name: value for name, value in SMALL.items() if name in known}, **settings})
+        small = {name: value for name, value in SMALL.items() if name in known}
+        return self.cls(**{**small, **self.cls.trial_settings, **self.settings, **settings})
 
     def fitted(self, toy: Toy | None = None, **settings: Any) -> Method:
         """Return a small method after a short fit."""
@@ -175,6 +179,7 @@ class Trial:
     def runs(self) -> dict[Toy, tuple[Method, Path]]:
         """A longer fit on each toy, whose results are good, and its run folder."""
         longer = {"epochs": 15} if "epochs" in self.small().get_params() else {}
+        longer = {**longer, **self.cls.trial_settings, **self.settings}
         folders = {toy: self.new_folder() for toy in self.toys}
         return {toy: (self.small(**longer).fit(toy.x, toy.labels, folder=to), to) for toy, to in folders.items()}
 
@@ -196,9 +201,10 @@ class Trial:
         """A folder of the pictures, two of them broken."""
         return self.pictures.write(self.new_folder(), self.pictures.broken)
 
-    def small_for_images(self) -> Method:
+    def small_for_images(self, **settings: Any) -> Method:
         """Return a method that is quick on the pictures."""
-        return self.small(image_size=SIDE, n_views=2, **BACKBONE, backbone_weights=self._backbone_weights)
+        own = {"image_size": SIDE, "n_views": 2, **BACKBONE, "backbone_weights": self._backbone_weights}
+        return self.small(**{**own, **self.cls.trial_settings, **self.settings, **settings})
 
     @cached_property
     def _backbone_weights(self) -> str:

@@ -51,8 +51,9 @@ class TwoPlayers(DeepMethod, CodeMethod):
         return self.network_.judge(self.network_(x).tanh())[:, 0]
 
     def optimisers(self):
-        players = (self.network_.judge, self.network_.project)
-        return [torch.optim.SGD(player.parameters(), lr=self.learning_rate) for player in players]
+        judge = torch.optim.SGD(self.network_.judge.parameters(), lr=self.learning_rate)
+        project = [{"params": list(self.network_.project.parameters())}, *self.backbone_group()]
+        return [judge, torch.optim.SGD(project, lr=self.learning_rate)]
 
     def step(self, batch, optimisers):
         judge, project = optimisers
@@ -61,7 +62,7 @@ class TwoPlayers(DeepMethod, CodeMethod):
         descend(self.network_.judge.parameters(), judge, terms, self.clip_norm)
         mapped = self.mapped(batch)  # again: a graph serves one backward pass
         fooled = {"fooled": -self.losses(mapped)["judge"], "flat": (self.network_(mapped.x).abs() - 1).square().mean()}
-        descend(self.network_.project.parameters(), project, fooled, self.clip_norm)
+        descend([p for group in project.param_groups for p in group["params"]], project, fooled, self.clip_norm)
         return terms | fooled
 
     @property

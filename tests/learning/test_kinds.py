@@ -1,6 +1,9 @@
 """The interface supports methods of every kind: each keeps all promises and does what it is for."""
 
 import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +13,12 @@ from combemb import methods
 from combemb.collection import Collection
 from combemb.learning.codes import CodeMethod
 from combemb.search import CodeIndex
+from combemb.system.files import write_tensors
 from combemb.testing import check_method
 from tests.blobs import blobs
 from tests.commands import done
 from tests.learning.kinds import KINDS, Head, Local, LocalCodebook, Queue, Supervised, TwoPlayers
+from tests.pictures import LABELS, PIXELS
 from tests.toy_methods import assert_same_state, without_speed
 
 BLOBS = blobs(4, 2, n_each=20, D=16)
@@ -42,6 +47,83 @@ def test_players_and_queues_resume_exactly(kind, tmp_path, every_epoch, monkeypa
     resumed = kind(**SHORT).fit(BLOBS.x, BLOBS.labels, folder=tmp_path / "run", resume=True)
     assert_same_state(resumed.state(), whole.state())
     assert without_speed(resumed.log_) == without_speed(whole.log_)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Refreshed(Queue):
+    """Targets of all items that every epoch moves: as many as items, and of no use after training."""
+
+    def prepare(self, data):
+        self.kept["targets"] = torch.zeros(len(data.items))
+
+    def on_epoch(self, data, epoch):
+        self.kept["targets"] += 1 + self.network_(self.clean_features(data.items, torch.arange(len(data.items)))).mean(
+            1
+        )
+
+    def losses(self, batch):
+        pull = (self.network_(batch.x).mean(dim=1) * self.kept["targets"][batch.rows].detach()).mean()
+        return super().losses(batch) | {"pull": pull}
+
+
+def test_state_of_all_items_is_kept_in_checkpoints_only(tmp_path):
+    check_method(Refreshed, only=["resumed", "folder_gives_back"])
+    model = Refreshed(**SHORT).fit(BLOBS.x, BLOBS.labels, folder=tmp_path / "run")
+    assert not hasattr(model, "scratch_")
+    assert not [name for name in model.state() if "targets" in name]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Unmapped(Queue):
+    """Sees features at unit length."""
+
+    uses_feature_map = False
+
+
+def test_features_need_not_be_mapped():
+    model = Unmapped(**SHORT).fit(BLOBS.x, BLOBS.labels)
+    assert model.network_.project.in_features == 16
+    x = torch.from_numpy(BLOBS.x)
+    torch.testing.assert_close(model.tower_.features(x), x / x.norm(dim=1, keepdim=True))
+    check_method(Unmapped, only=["folder_gives_back"])
+
+
+def test_a_parameter_that_nobody_trains_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        TwoPlayers, "optimisers", lambda self: [torch.optim.SGD(self.network_.judge.parameters(), lr=1)]
+    )
+    with pytest.raises(ValueError, match=r"2 parameters are in no optimiser or in several, such as network\.project"):
+        TwoPlayers(**SHORT).fit(BLOBS.x, BLOBS.labels)
+
+
+def test_clean_features_leave_batch_norms_alone():
+    settings = {"backbone": "resnet18", "backbone_width": 4, "image_size": 16, "finetune": "all", "batch_size": 36}
+    seen = []
+
+    class Looking(Queue):
+        def on_epoch(self, data, epoch):
+            few = self.clean_features(data.items, torch.arange(5))
+            seen.append((self.tower_.training, few, self.clean_features(data.items, torch.arange(20))[:5]))
+
+    Looking(**settings, epochs=1).fit(PIXELS, LABELS)
+    ((is_training, alone, among_others),) = seen
+    assert is_training
+    torch.testing.assert_close(alone, among_others)
+
+
+def test_inputs_of_a_trained_stage_are_no_features_for_discovery():
+    settings = {"backbone": "resnet18", "backbone_width": 4, "image_size": 16, "epochs": 1, "batch_size": 36}
+    model = Queue(**settings, finetune="all").fit(PIXELS, LABELS)
+    assert model.read(PIXELS).discovery_features is None
+    weights = {f"stages.{name}": t for name, t in model.tower_.backbone.stages.state_dict().items()}
+    with tempfile.TemporaryDirectory() as folder:
+        write_tensors(Path(folder) / "w.safetensors", weights)
+        frozen, last = (
+            Queue(**settings, finetune=finetune, backbone_weights=f"{folder}/w.safetensors").fit(PIXELS, LABELS)
+            for finetune in ("none", "last")
+        )
+        assert frozen.read(PIXELS).discovery_features.shape == (72, 32)
+        assert last.read(PIXELS).discovery_features is None
 
 
 def test_a_queue_is_a_buffer_that_fills():

@@ -43,8 +43,8 @@ class Shift:
 class Staged:
     by: float = setting(0.01, "what the first stage adds to all weights")
 
-    def first_stage(self):
-        return Shift(self.by)
+    def first_stages(self):
+        return [Shift(self.by)]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
