@@ -66,9 +66,9 @@ class Two(Stoppable, Plain):
     """Two optimisers that take turns, with different states and rates."""
 
     def optimisers(self):
-        first, *_, last = self.network_
+        first, norm, _, last = self.network_
         return [
-            torch.optim.SGD(first.parameters(), lr=0.05, momentum=0.9),
+            torch.optim.SGD([*first.parameters(), *norm.parameters()], lr=0.05, momentum=0.9),
             torch.optim.AdamW(last.parameters(), lr=self.learning_rate, amsgrad=True),
         ]
 
