@@ -4,7 +4,7 @@ import ast
 import dataclasses
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -80,7 +80,7 @@ def _parse_value(name: str, text: str, hint: Any) -> Any:
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if any(get_origin(kind) is tuple for kind in kinds):
         return tuple(part for part in text.split(",") if part)
-    if str in kinds:
+    if str in kinds or any(get_origin(kind) is Literal for kind in kinds):
         return None if text == "None" and NoneType in kinds else text
     try:
         value = ast.literal_eval(text)

@@ -20,12 +20,12 @@ def settings(
         if method is None:
             for name in methods.names():
                 try:
-                    out.print(f"{name:10} {methods.get(name).paper}")
+                    out.print(f"{name:10} {getattr(methods.get(name), 'paper', '')}")
                 except ValueError as error:  # a package that cannot be imported does not hide the others
                     err.print(escape(str(error)), soft_wrap=True)
             return
         table = Table("setting", "default", "description", box=None, pad_edge=False)
         for field in dataclasses.fields(methods.get(method)):
             allowed = f" ({field.metadata['allowed']})" if field.metadata.get("allowed") else ""
-            table.add_row(field.name, escape(str(field.default)), escape(field.metadata["about"] + allowed))
+            table.add_row(field.name, escape(str(field.default)), escape(field.metadata.get("about", "") + allowed))
         out.print(table)

@@ -92,7 +92,8 @@ def discover_in(
     if x is None and labels is None and not was_fitted_with(run, given.labels):
         warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
     z = model.embed(data, progress=progress)
-    found = model.discover(data, None, n_novel, count_by=count_by, z=z, progress=progress)
+    known = given.labels.take(data.rows) if data.broken and data.rows is not None else given.labels
+    found = model.discover(data, known, n_novel, count_by=count_by, z=z, progress=progress)
     found.save(RunFolder(run).discovery)
     return DiscoveredItems(Path(run), found, entries, files, z.numpy(), data.broken)
 

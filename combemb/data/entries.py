@@ -64,12 +64,13 @@ def listed(given: Given, n_before: int = 0) -> tuple[Given, pa.Table]:
         ids = paths = [_absolute(file) for file in images.files]
     elif images is not None and given.path is not None:
         paths = [_absolute(given.path)] * n
-        ids = [f"{paths[0]}{ROW_SEPARATOR}{row}" for row in range(n)]
+        ids = [f"{paths[0]}{ROW_SEPARATOR}{row}" for row in ids]
     elif images is not None and images.ids is None:
         ids = np.arange(n_before, n_before + n)
     names = [str(name) for name in ids]
     table = pa.table([names, paths, given.labels.texts()], schema=ENTRY_SCHEMA)
-    return replace(given, ids=np.array([*names, None], dtype=object)[:-1]), table
+    own = np.array([*names, None], dtype=object)[:-1]
+    return replace(given, ids=own, images=None if images is None else replace(images, ids=own)), table
 
 
 def _absolute(path: str | Path) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,18 +23,26 @@ MAX_DISCOVERY_FEATURES = 4_096  # wider features, such as inputs of a last stage
 class Given:
     """Either images, or embeddings x (N, F) or (N, V, F), as a user gave them; the other one is None.
 
-    labels: those of the call, or those stored with the items; without any, all items are unlabelled. ids (N,): names
-    of the items for the user. path: where the items were read from.
+    raw_labels: those of the call, or those stored with the items, with the names of the columns of a table; they are
+    interpreted when `labels` is first used. ids (N,): names of the items for the user. path: where they were read from.
     """
 
     images: Images | None
     x: np.ndarray | None
-    labels: Labels
+    raw_labels: Any = None
+    column_names: np.ndarray | None = None
     ids: np.ndarray | None = None
     path: Path | None = None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.images if self.x is None else self.x)  # type: ignore[arg-type]
+
+    @cached_property
+    def labels(self) -> Labels:
+        """The labels; without any, all items are unlabelled."""
+        found = read_labels(np.full(len(self), -1) if self.raw_labels is None else self.raw_labels, len(self))
+        is_named = found.is_multi and self.column_names is not None
+        return replace(found, classes=self.column_names) if is_named else found
 
     def take(self, rows: np.ndarray) -> Self:
         """Return the items of these rows (ints)."""
@@ -41,7 +50,7 @@ class Given:
             self,
             images=None if self.images is None else self.images.take(rows),
             x=None if self.x is None else self.x[rows],
-            labels=self.labels.take(rows),
+            raw_labels=self.labels.take(rows),
             ids=None if self.ids is None else self.ids[rows],
         )
 
@@ -53,8 +62,9 @@ class Given:
         if self.images is None or self.images.is_test is None:
             return self
         part = self.take(np.flatnonzero(~self.images.is_test))
-        has_names = part.labels.is_multi and part.labels.classes.dtype.kind not in "iu"
-        return replace(part, labels=part.labels.without_empty_classes()) if has_names else part
+        if self.column_names is None or not part.labels.is_multi:
+            return part
+        return replace(part, raw_labels=part.labels.without_empty_classes(), column_names=None)
 
     @property
     def visible_labels(self) -> Labels:
@@ -72,12 +82,18 @@ class Loaded:
     """
 
     items: Items
-    labels: Labels
+    given: Given
     ids: np.ndarray | None = None
     rows: np.ndarray | None = None
     key: str | None = None
     broken: dict[str, str] = dataclasses.field(default_factory=dict)
     are_features: bool = True  # rather than inputs of a last stage that is trained
+
+    @cached_property
+    def labels(self) -> Labels:
+        """The labels that a method may see."""
+        visible = self.given.visible_labels
+        return visible.take(self.rows) if self.broken and self.rows is not None else visible
 
     @property
     def discovery_features(self) -> np.ndarray | None:
@@ -103,18 +119,16 @@ def read_given(x: Any, labels: Any = None) -> Given:
     Given
     """
     if isinstance(x, Given):
-        return x if labels is None else replace(x, labels=read_labels(labels, len(x)))
+        return x if labels is None else replace(x, raw_labels=read_labels(labels, len(x)), column_names=None)
     path = Path(x).absolute() if isinstance(x, str | Path) else None
     images = as_images(x)
     if images is not None:
         ids = np.arange(len(images)) if images.ids is None else images.ids
-        found = read_labels(_first(labels, images.labels, len(images)), len(images))
-        if labels is None and images.class_names is not None and found.is_multi:
-            found = replace(found, classes=images.class_names)
-        return Given(images, None, found, ids, path)
-    stored = read_embeddings(x) if isinstance(x, str | Path) else Embeddings(as_array(x))
-    found = read_labels(_first(labels, stored.labels, len(stored.x)), len(stored.x))
-    return Given(None, stored.x, found, stored.ids, path)
+        given = Given(images, None, images.labels, images.class_names, ids, path)
+    else:
+        stored = read_embeddings(x) if isinstance(x, str | Path) else Embeddings(as_array(x))
+        given = Given(None, stored.x, stored.labels, None, stored.ids, path)
+    return given if labels is None else read_given(given, labels)
 
 
 def as_images(x: Any) -> Images | None:
@@ -128,8 +142,3 @@ def as_images(x: Any) -> Images | None:
         return listed_images(x)
     pixels = to_numpy(x) if hasattr(x, "__array__") else None
     return Images(pixels=pixels) if pixels is not None and are_pixels(pixels) else None
-
-
-def _first(labels: Any, stored: Any, n: int) -> Any:
-    """Return the given labels, otherwise those stored with the items, otherwise -1 for all."""
-    return labels if labels is not None else stored if stored is not None else np.full(n, -1)

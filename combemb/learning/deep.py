@@ -16,7 +16,7 @@ from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels, require_labelled, require_partly_labelled
 from combemb.learning.batches import Batch, Batches
 from combemb.learning.input import ImageInput
-from combemb.learning.loop import Terms, descend, schedule, train
+from combemb.learning.loop import Terms, descend, require_trained, schedule, train
 from combemb.learning.method import Method
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
@@ -82,7 +82,7 @@ class DeepMethod(Method):
 
     # Optional hooks
 
-    def check_data(self, labels: Labels, n_features: int) -> None:
+    def check_labels(self, labels: Labels) -> None:
         """Require labels of at least two classes and, if `uses_unlabelled`, unlabelled items."""
         require_partly_labelled(labels) if self.uses_unlabelled else require_labelled(labels)
 
@@ -167,12 +167,14 @@ class DeepMethod(Method):
     @torch.no_grad()
     def clean_features(self, items: Items, rows: Tensor) -> Tensor:
         """Return the mapped features (n, F') of the clean view of some training items, on the CPU."""
-        device, is_training, parts = resolved(self.device), self.tower_.training, []
+        device, parts = resolved(self.device), []
+        modes = [(module, module.training) for module in self.tower_.modules()]
         self.tower_.eval()
         for some in rows.split(items.n_rows):
             x = items.take(some)
             parts.append(x if self.tower_.backbone is None else self.tower_.features(x.to(device)).cpu())
-        self.tower_.train(is_training)
+        for module, is_training in modes:
+            module.training = is_training
         return torch.cat(parts)
 
     # The interface of `Method`
@@ -200,6 +202,7 @@ class DeepMethod(Method):
             self.scratch.batches = batches
             with seeded(self.seed):
                 self.prepare(batches)
+            require_trained(self.tower_, self.optimisers())
 
     def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
         try:

@@ -36,10 +36,10 @@ class HeadMethod(DeepMethod):
     def logits(self, features: Tensor) -> Tensor:
         """Return scores of all classes, seen ones first: mapped features (n, F') -> (n, n_seen + n_novel_)."""
 
-    def check_data(self, labels: Labels, n_features: int) -> None:
+    def check_labels(self, labels: Labels) -> None:
         """Require one label per item, in addition to what every deep method requires."""
         require(not labels.is_multi, f"{type(self).__name__} takes one label per item, but these may have several")
-        super().check_data(labels, n_features)
+        super().check_labels(labels)
 
     def predict(
         self, x: Any, *, by: Literal["clusters", "head"] | None = None, progress: bool | None = None

@@ -147,8 +147,7 @@ class ImageInput:
         items, rows, broken = read(given.images, n_views, progress)
         assert given.ids is not None
         named = {str(given.ids[row]): reason for row, reason in broken.items()}
-        labels = given.visible_labels.take(rows) if broken else given.visible_labels
-        return Loaded(items, labels, given.ids[rows], rows, given.images.key, named, self.trained == "none")
+        return Loaded(items, given, given.ids[rows], rows, given.images.key, named, self.trained == "none")
 
     def _features(self, images: Images, n_views: int, progress: bool | None) -> tuple[Any, np.ndarray, dict[int, str]]:
         require(
@@ -183,19 +182,22 @@ class ImageInput:
 
 def training_data(method: "Method", given: Given, progress: bool | None) -> Loaded:
     """Return the items to learn from; whatever can be checked before images are read is checked first."""
-    images = method.image_input_ = None if given.images is None else method.image_input()
-    n_features = images.backbone.n_features if images else int(np.shape(given.x)[-1])  # type: ignore[arg-type]
     everything = given
     if not method.uses_unlabelled:
         require_labelled(given.labels)
-        given = given.take(np.flatnonzero(given.labels.is_labelled))
-    method.check_data(given.labels, n_features)
+        if not given.labels.is_labelled.all():
+            given = given.take(np.flatnonzero(given.labels.is_labelled))
+    method.check_labels(given.labels)  # before a backbone is loaded
+    images = method.image_input_ = None if given.images is None else method.image_input()
+    n_features = images.backbone.n_features if images else int(np.shape(given.x)[-1])  # type: ignore[arg-type]
+    method.check_features(len(given), n_features)
     if images:
         for stage in method.first_stages():
             images.start_from(weights_after(stage, images, everything, progress))
     data = load_items(method, given, method.n_views, progress)
     if data.broken:
-        method.check_data(data.labels, n_features)
+        method.check_labels(data.labels)
+        method.check_features(len(data.labels), n_features)
     if images:
         images.known_digest = images.digest
     if isinstance(data.items, ArrayItems):
@@ -205,11 +207,11 @@ def training_data(method: "Method", given: Given, progress: bool | None) -> Load
 
 def load_items(method: "Method", given: Given, n_views: int, progress: bool | None) -> Loaded:
     """Return the given embeddings or images as items that the method uses, without broken images."""
+    is_fitted = hasattr(method, "classes_")
     images = getattr(method, "image_input_", None)
     if given.images is None:
         assert given.x is not None
-        return Loaded(ArrayItems(given.x), given.labels, given.ids)
-    is_fitted = hasattr(method, "classes_")
+        return Loaded(ArrayItems(given.x), given, given.ids)
     require(not is_fitted or images is not None, "this model was fitted on embeddings; give it embeddings, not images")
     return (images or method.image_input()).load(given, n_views, progress)
 

@@ -88,7 +88,6 @@ def train(
     """
     checkpoint_seconds = CHECKPOINT_SECONDS if checkpoint_seconds is None else checkpoint_seconds
     module, optimisers, kept = method.tower_, method.optimisers(), method.kept
-    _require_trained(module, optimisers)
     device = next(module.parameters()).device
     peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in optimisers]
     first, log = _restore(run, module, optimisers, kept)
@@ -135,7 +134,8 @@ def train(
                 if time.monotonic() - stored >= checkpoint_seconds and epoch + 1 < n_epochs:
                     run.write_checkpoint(epoch + 1, _state(module, optimisers, kept))
                     stored = time.monotonic()
-    method.on_end(data)
+    with seeded(data.seed * 1_000_003 + n_epochs * data.world_size + data.rank):
+        method.on_end(data)
     processes.same_state(module)  # processes have their own batch statistics if the whole backbone is trained
     module.eval()
     return log
@@ -200,7 +200,7 @@ def _line(epoch: int, epochs: int, sums: Terms, n: int) -> str:
     return f"epoch {epoch}/{epochs}  " + "  ".join(f"{name} {float(total) / n:.3f}" for name, total in sums.items())
 
 
-def _require_trained(module: nn.Module, optimisers: list[Optimizer]) -> None:
+def require_trained(module: nn.Module, optimisers: list[Optimizer]) -> None:
     """Raise a ValueError unless every parameter that requires a gradient belongs to exactly one optimiser."""
     places = Counter(id(p) for optimiser in optimisers for group in optimiser.param_groups for p in group["params"])
     wrong = [name for name, p in module.named_parameters() if p.requires_grad and places[id(p)] != 1]
@@ -234,7 +234,8 @@ def _restore(
 
 
 def _load_state(tensors: Terms, module: nn.Module, optimisers: list[Optimizer], kept: Terms) -> None:
-    kept.update({name[5:]: tensor for name, tensor in tensors.items() if name.startswith("kept.")})
+    stored = {name[5:]: tensor for name, tensor in tensors.items() if name.startswith("kept.")}
+    kept.update({name: tensor.to(kept[name].device if name in kept else "cpu") for name, tensor in stored.items()})
     module.load_state_dict({name[7:]: tensor for name, tensor in tensors.items() if name.startswith("module.")})
     slots: dict[int, dict[int, dict[str, Tensor]]] = {}
     for name, tensor in tensors.items():

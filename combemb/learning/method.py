@@ -86,8 +86,11 @@ class Method(ImageSettings, Settings, FittedState, ABC):
         """Raise a ValueError that names the setting if one is invalid for any data."""
         check_settings(self)
 
-    def check_data(self, labels: Labels, n_features: int) -> None:
-        """Raise a ValueError if the method cannot learn from such data; nothing has been written yet."""
+    def check_labels(self, labels: Labels) -> None:
+        """Raise a ValueError if the method cannot learn from such labels; nothing is loaded or written before."""
+
+    def check_features(self, n_items: int, n_features: int) -> None:
+        """Raise a ValueError if the method cannot learn from so many items and features; nothing is written before."""
 
     def image_input(self) -> ImageInput:
         """Return the reader of images."""
@@ -157,15 +160,17 @@ class Method(ImageSettings, Settings, FittedState, ABC):
             run.check_free(overwrite, resume)
         for name in [name for name in vars(self) if name.endswith("_")]:
             delattr(self, name)  # not fitted until the data have been checked
+        stored = run.config() if run and resume and run.has_config() else None
         self.check_settings()
+        if run and stored:
+            saving.require_same_settings(self, run.folder, stored)
         require(is_available(self.device), f"device={self.device!r} is not available on this machine; use auto")
         given = read_given(x, labels).training_part()
         self.path_ = None if given.path is None else str(given.path)
         data = training_data(self, given, progress)
         config = saving.config_of(self, data.labels.classes, saving.data_of(given, data))
-        stored = run.config() if run and resume and run.has_config() else None
         if run and stored:
-            saving.require_same(run.folder, stored, config)
+            saving.require_same_data(run.folder, stored, config)
         with processes.process_group(resolved(self.device)):
             if run and stored and run.is_complete():
                 self.classes_, self.broken_, self.log_ = data.labels.classes, data.broken, run.log()
@@ -285,8 +290,8 @@ class Method(ImageSettings, Settings, FittedState, ABC):
         ndarray (n,) of object
         """
         require(by in {None, "clusters"}, f"by={by!r}: {type(self).__name__} has no head of its own; use 'clusters'")
-        data = load_all(self, x, progress)
-        return self._found().predict(self.embed(data, progress=progress), data.discovery_features)
+        found, data = self._found(), load_all(self, x, progress)
+        return found.predict(self.embed(data, progress=progress), data.discovery_features)
 
     @property
     def predicts_by(self) -> str:
@@ -295,8 +300,8 @@ class Method(ImageSettings, Settings, FittedState, ABC):
 
     def novelty(self, x: Any, *, progress: bool | None = None) -> np.ndarray:
         """Return a score (n,) that is larger for items of novel classes; see `Discovery.novelty`."""
-        data = load_all(self, x, progress)
-        return self._found().novelty(self.embed(data, progress=progress), data.discovery_features)
+        found, data = self._found(), load_all(self, x, progress)
+        return found.novelty(self.embed(data, progress=progress), data.discovery_features)
 
     def summary(self) -> list[str]:
         """Return a few lines of text about what the fit learned."""

@@ -71,7 +71,7 @@ def weights_after(stage: FirstStage, images: "ImageInput", given: Given, progres
     with FileLock(folder / ".lock"):
         if not path.exists():
             backbone = images.backbone
-            rows, _ = readable(given.images, progress)
-            stage.train(backbone, given.take(rows), images.size, folder, progress)
+            rows, broken = readable(given.images, progress)
+            stage.train(backbone, given.take(rows) if broken else given, images.size, folder, progress)
             write_tensors(path, backbone.state_dict(), {"holds": json.dumps(holds)})
     return path

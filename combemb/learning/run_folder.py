@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import pyarrow as pa
@@ -163,21 +162,27 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _check_config(path: Path, config: dict[str, Any]) -> None:
     """Raise a ValueError that names what is missing or malformed in a configuration."""
-    classes, images = config.get("classes"), config.get("images")
-    is_list = isinstance(classes, list)
-    is_right = {
-        "method": isinstance(config.get("method"), str),
-        "settings": isinstance(config.get("settings"), dict),
-        "classes": is_list and {type(name) for name in classes or []} in ({str}, {int}, set()),
-        "images": images is None or (isinstance(images, dict) and images.keys() == {"size", "backbone_digest"}),
-        "n_novel": type(config.get("n_novel")) in (NoneType, int) and (config.get("n_novel") or 0) >= 0,
-        "path": isinstance(config.get("path"), str | None),
-    }
-    if is_right["images"] and images is not None:
-        is_right["images"] = type(images["size"]) is int and images["size"] > 0
-    wrong = [key for key, value in is_right.items() if not value]
-    missing = [key for key in wrong if key not in config]
+    missing = [key for key in ("method", "settings", "classes", "images", "n_novel", "path") if key not in config]
     if missing:
         raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}; fit again")
+    classes, images, n_novel = config["classes"], config["images"], config["n_novel"]
+    is_right = {
+        "method": isinstance(config["method"], str),
+        "settings": isinstance(config["settings"], dict),
+        "classes": isinstance(classes, list) and {type(name) for name in classes} in ({str}, {int}, set()),
+        "images": images is None or (isinstance(images, dict) and images.keys() == {"size", "backbone_digest"}),
+        "n_novel": n_novel is None or _is_count(n_novel),
+        "path": isinstance(config["path"], str | None),
+        "data": isinstance(config.get("data", {}), dict),
+    }
+    if is_right["classes"] and classes and type(classes[0]) is int:
+        is_right["classes"] = all(map(_is_count, classes))
+    if is_right["images"] and images is not None:
+        is_right["images"] = _is_count(images["size"]) and images["size"] > 0 and type(images["backbone_digest"]) is str
+    wrong = [key for key, value in is_right.items() if not value]
     if wrong:
         raise ValueError(f"{path} is damaged: {wrong[0]} is {config[wrong[0]]!r}; fit again")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63

@@ -35,18 +35,23 @@ def method_name(cls: type["Method"]) -> str:
     return module.removeprefix(BUILT_IN) if module.startswith(BUILT_IN) else f"{module}:{cls.__qualname__}"
 
 
-def config_of(method: "Method", classes: np.ndarray, data: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return everything that restores the method except its tensors, as JSON."""
+def settings_of(method: "Method") -> dict[str, Any]:
+    """Return the settings of a method as JSON, with absolute paths."""
     chosen = {name: _plain(value) for name, value in method.get_params().items()}
     if chosen["backbone_weights"] is not None:
         chosen["backbone_weights"] = str(Path(chosen["backbone_weights"]).absolute())  # for any working directory
     if chosen["backbone"].startswith("hf:") and (local := Path(chosen["backbone"][3:])).is_dir():
         chosen["backbone"] = f"hf:{local.absolute()}"
+    return chosen
+
+
+def config_of(method: "Method", classes: np.ndarray, data: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return everything that restores the method except its tensors, as JSON."""
     images = method.image_input_
     return {
         "combemb": __version__,
         "method": method_name(type(method)),
-        "settings": chosen,
+        "settings": settings_of(method),
         "classes": classes.tolist(),
         "n_novel": getattr(method, "n_novel_", None),
         "images": None if images is None else {"size": images.size, "backbone_digest": images.digest},
@@ -60,14 +65,23 @@ def data_of(given: Given, data: Loaded) -> dict[str, Any]:
     return {**data.items.fingerprint(), "key": data.key, "labels": given.labels.digest}
 
 
-def require_same(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raise a ValueError if a run to be resumed was started with other settings or other data."""
+def require_same_settings(method: "Method", folder: Path, stored: dict[str, Any]) -> None:
+    """Raise a ValueError if a run to be resumed was started with other settings, before any data are read."""
+    now = {"method": method_name(type(method)), **settings_of(method)}
+    _require_equal(folder, {"method": stored["method"], **stored["settings"]}, now)
+
+
+def require_same_data(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise a ValueError if a run to be resumed was started with other data or another backbone."""
 
     def parts(of: dict[str, Any]) -> dict[str, Any]:
         digest = {"backbone_digest": (of["images"] or {}).get("backbone_digest")}
-        return {"method": of["method"], "classes": of["classes"], **digest, **of["settings"], **of.get("data", {})}
+        return {"classes": of["classes"], **digest, **of.get("data", {})}
 
-    before, now = parts(stored), parts(config)
+    _require_equal(folder, parts(stored), parts(config))
+
+
+def _require_equal(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     others = [f"{DIGESTS[name]} have changed" for name in changed if name in DIGESTS]
     others += [f"{name} was {before.get(name)}, now it is {now.get(name)}" for name in changed if name not in DIGESTS]
@@ -137,7 +151,7 @@ def restore(method: "Method", run: RunFolder, config: dict[str, Any]) -> None:
         method.n_novel_ = config["n_novel"]
     try:
         method.restore(run.weights())
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, RuntimeError, TypeError, OverflowError) as error:
         raise ValueError(f"{run.folder} is damaged, its weights do not match: {error}; fit again") from error
     if run.discovery.exists():
         try:

@@ -105,11 +105,17 @@ def check_settings(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         value, hint = getattr(settings, field.name), hints[field.name]
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        wanted = [TYPE_TEXTS.get(kind, "a tuple of texts") for kind in kinds]
-        require(any(_is_of(value, kind) for kind in kinds), f"{field.name}={value!r} must be {' or '.join(wanted)}")
         limits = field.metadata.get("limits", Limits())
+        is_tuple = any(get_origin(kind) is tuple for kind in kinds)
+        allowed = f"a tuple of one or more of {', '.join(map(str, limits.choices))}" if is_tuple else str(limits)
+        wanted = [TYPE_TEXTS.get(kind, allowed if is_tuple else _text(kind)) for kind in kinds]
+        require(any(_is_of(value, kind) for kind in kinds), f"{field.name}={value!r} must be {' or '.join(wanted)}")
         or_none = ", or None" if NoneType in kinds else ""
-        require(value is None or limits.allow(value), f"{field.name}={value!r} must be {limits}{or_none}")
+        require(value is None or limits.allow(value), f"{field.name}={value!r} must be {allowed}{or_none}")
+
+
+def _text(kind: Any) -> str:
+    return f"one of {', '.join(map(str, get_args(kind)))}" if get_origin(kind) is Literal else str(kind)
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -67,7 +67,7 @@ def get(name: str) -> type[Method]:
         cls: object = importlib.import_module(module_name)
         for part in path.split("."):
             cls = getattr(cls, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ValueError(f"cannot import the method {name!r}: {error}; is its package installed?") from error
     return _checked(cls, name)
 

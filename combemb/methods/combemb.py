@@ -142,9 +142,9 @@ class CombEmb(DeepMethod, CodeMethod):
             f"bits={self.bits} is not a multiple of log2(n_meta_classes)={per_set}; use {lower} or {lower + per_set}",
         )
 
-    def check_data(self, labels: Labels, n_features: int) -> None:
+    def check_labels(self, labels: Labels) -> None:
         """Require at least as many seen classes as meta-classes."""
-        super().check_data(labels, n_features)
+        super().check_labels(labels)
         K = self.n_meta_classes
         require(
             labels.n_seen >= K,

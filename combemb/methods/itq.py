@@ -9,7 +9,6 @@ from torch import Tensor
 from combemb.backbones.feature_map import moments
 from combemb.data.given import Loaded
 from combemb.data.items import ArrayItems, chunks
-from combemb.data.labels import Labels
 from combemb.learning.codes import CodeMethod
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
@@ -32,9 +31,9 @@ class ITQ(CodeMethod):
     unit_length: bool = setting(True, "whether items are scaled to unit length; ours, better on all tuning splits")
     iterations: int = setting(50, "alternations of signs and rotation; the paper's", at_least=0)
 
-    def check_data(self, labels: Labels, n_features: int) -> None:
+    def check_features(self, n_items: int, n_features: int) -> None:
         """Require at least as many features and items as bits."""
-        N, F = len(labels), n_features
+        N, F = n_items, n_features
         if self.bits > min(F, N):
             raise ValueError(f"bits={self.bits} does not fit {N} items with {F} features; use 1 to {min(F, N)} bits")
 

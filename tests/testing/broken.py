@@ -131,8 +131,8 @@ class Demanding(ITQ):
 
     uses_unlabelled: ClassVar[bool] = False
 
-    def check_data(self, labels, n_features):
-        super().check_data(labels, n_features)
+    def check_labels(self, labels):
+        super().check_labels(labels)
         require_partly_labelled(labels)
 
 
