@@ -41,8 +41,9 @@ class Given:
     def labels(self) -> Labels:
         """The labels; without any, all items are unlabelled."""
         found = read_labels(np.full(len(self), -1) if self.raw_labels is None else self.raw_labels, len(self))
-        is_named = found.is_multi and self.column_names is not None
-        return replace(found, classes=self.column_names) if is_named else found
+        if self.column_names is None or not found.is_multi:
+            return found
+        return replace(found, classes=self.column_names)
 
     def take(self, rows: np.ndarray) -> Self:
         """Return the items of these rows (ints)."""
