@@ -127,6 +127,7 @@ def test_starting_again_removes_the_files_of_a_run_and_nothing_else(run):
     (run.folder / "notes.txt").write_text("mine")
     assert names(run.folder) == {CONFIG, CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, "notes.txt"}
     config = {"method": "combemb", "settings": {"bits": 12}, "classes": [0, 1]}
+    config |= {"images": None, "n_novel": None, "path": None}
     run.start(config)
     assert names(run.folder) == {CONFIG, "notes.txt"}
     assert run.config() == {"format_version": FORMAT_VERSION, **config}
