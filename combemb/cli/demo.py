@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from combemb.data.datasets import Dataset
 
 BITS = 24
-PICTURE = "search.png"
 
 
 def demo(
@@ -30,6 +29,7 @@ def demo(
     from combemb import CodeIndex, CombEmb, open_set_split
     from combemb.data import datasets
     from combemb.discovery.metrics import agreement
+    from combemb.learning.run_folder import SEARCHES
     from combemb.methods.itq import ITQ
     from combemb.search.metrics import code_retrieval, float_retrieval
     from combemb.system.files import write_atomically
@@ -75,9 +75,9 @@ def demo(
         index = CodeIndex(model.codebook)
         index.add(model.encode(x))
         hits = index.search(model.embed(digits.test_x[picked]), 12).ids
-        write_atomically(folder / PICTURE, lambda path: _draw(path, digits, picked, np.asarray(hits)))
+        write_atomically(folder / SEARCHES, lambda path: _draw(path, digits, picked, np.asarray(hits)))
         tell(f"\nwritten to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-        tell(f"{folder / PICTURE} shows searches with novel digits")
+        tell(f"{folder / SEARCHES} shows searches with novel digits")
 
 
 def _draw(path: Path, digits: Dataset, queries: np.ndarray, hits: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from combemb.cli.demo import PICTURE
+from combemb.learning.run_folder import SEARCHES
 from tests.commands import done, refused
 
 
@@ -13,6 +13,6 @@ def test_demo_beats_pixels_and_itq_on_novel_digits_and_draws_its_searches(tmp_pa
     assert novel["CombEmb"] > 1.1 * novel["plain pixels"]
     assert novel["CombEmb"] > 1.1 * novel["ITQ"]
     assert "\ndiscovery, number not given: 3 novel classes" in shown
-    assert (folder / PICTURE).read_bytes().startswith(b"\x89PNG")
+    assert (folder / SEARCHES).read_bytes().startswith(b"\x89PNG")
     assert (folder / "weights.safetensors").exists()
     assert "holds a run; use overwrite to replace it" in refused("demo", "--out", folder, "--quiet")
