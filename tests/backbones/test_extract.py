@@ -195,7 +195,7 @@ def test_more_than_a_tenth_broken_is_refused_as_soon_as_it_is_certain(tmp_path):
     ):
         run(images, tmp_path / "cache", backbone)
     assert backbone.n_seen <= 2 * 8 * 3
-    files(tmp_path / "files", n=60)  # mended
+    files(tmp_path / "files", n=60)  # all of them whole again
     assert len(run(Images(files=images.files), tmp_path / "cache").x) == 60
 
 
