@@ -1,9 +1,7 @@
 """Codes of a product codebook in the layout of FAISS's fast scan, which adds table entries for 32 codes at a time."""
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Self
@@ -14,6 +12,7 @@ import numpy as np
 from combemb.search.codebook import ProductCodebook
 from combemb.search.joined import Joined
 from combemb.system.arrays import Array
+from combemb.system.machine import limited_threads
 
 BLOCK = 32  # codes per block
 # A block has 16 bytes per joined set: byte j holds code ORDER[j] in its lower half and code ORDER[j] + 16 in its upper.
@@ -26,6 +25,7 @@ MIN_BLOCKS_PER_THREAD = 64
 # three at a time, took 1.4 times as long on 5,000,000 codes of 48 bits.
 QUERIES_PER_PASS = 0x2222
 MAX_SETS = 257  # FAISS adds up table entries in 16 bits
+FAISS_THREADS = (faiss.omp_get_max_threads, faiss.omp_set_num_threads)  # of the calling thread only
 
 
 class FastScan:
@@ -121,10 +121,10 @@ class FastScan:
         """Return the n largest rounded sums of each share, descending, and their rows; -1 where FAISS found none."""
         n_shares = len(self.shares)
         if len(queries) >= 2 * n_shares:
-            with _threads_of_faiss(n_shares):
+            with limited_threads(n_shares, *FAISS_THREADS):
                 return [share.search(queries, n) for share in self.shares]
         started = [_threads(n_shares).submit(share.search, queries, n) for share in self.shares[1:]]
-        with _threads_of_faiss(1):
+        with limited_threads(1, *FAISS_THREADS):
             own = self.shares[0].search(queries, n)
         return [own, *(search.result() for search in started)]
 
@@ -179,14 +179,3 @@ def _threads(n: int) -> ThreadPoolExecutor:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has none of these threads
-
-
-@contextmanager
-def _threads_of_faiss(n: int) -> Iterator[None]:
-    """Let FAISS use n threads; this holds for the calling thread only."""
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(n)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)

@@ -1,10 +1,23 @@
 """Errors that say what was found, what is needed and what to do; and warnings about results."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 def require(condition: bool, message: str) -> None:
     """Raise a ValueError with this message unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+@contextmanager
+def reading(path: str | Path, *kinds: type[Exception], expected: str = "") -> Iterator[None]:
+    """Turn errors of these kinds into a ValueError that names the file and, after `; `, what was expected of it."""
+    try:
+        yield
+    except kinds as error:
+        raise ValueError(f"cannot read {path}: {error}{'; ' * bool(expected)}{expected}") from error
 
 
 class Note(UserWarning):

@@ -4,7 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -45,14 +45,16 @@ def n_cores() -> int:
 
 
 @contextmanager
-def limited_threads(n: int) -> Iterator[None]:
-    """Limit torch to n threads in this context."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
+def limited_threads(
+    n: int, get: Callable[[], int] = torch.get_num_threads, put: Callable[[int], None] = torch.set_num_threads
+) -> Iterator[None]:
+    """Limit torch, or the library of these two functions, to n threads in this context."""
+    before = get()
+    put(n)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        put(before)
 
 
 def own_process() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 
 
 def world_size() -> int:
@@ -56,7 +55,6 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.n = len(x)
         parts = [torch.empty_like(x) for _ in range(world_size())]
         dist.all_gather(parts, x.contiguous())
         return torch.cat(parts)
@@ -66,7 +64,7 @@ class _Gather(torch.autograd.Function):
         # Every process uses these rows, so their gradient is the sum over all processes.
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
-        return grad[rank() * ctx.n : (rank() + 1) * ctx.n]
+        return own_rows(grad)
 
 
 def gather(x: Tensor) -> Tensor:
@@ -118,17 +116,4 @@ class BatchNorm(nn.BatchNorm1d):
         """Normalise x (B, D)."""
         if world_size() == 1 or not self.training:
             return super().forward(x)
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        everything = gather(x)
-        normalised = functional.batch_norm(
-            everything,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            True,
-            self.momentum or 0.0,
-            self.eps,
-        )
-        return own_rows(normalised)
+        return own_rows(super().forward(gather(x)))

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Self, TypeVar
 
 from rich.console import Console
@@ -39,7 +38,7 @@ class Display:
             self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar:
             self.bar.stop()
 
@@ -56,12 +55,8 @@ class Display:
         if self.bar:
             self.bar.update(self.task, completed=min(self.done, self.total), text=line)
         else:
-            left = max(self.total - self.done, 0) / speed
-            self.console.print(
-                f"{self.title} {self.done / self.total:4.0%}  {line}  {left:.0f} s left",
-                highlight=False,
-                soft_wrap=True,
-            )
+            share, left = self.done / self.total, max(self.total - self.done, 0) / speed
+            self.console.print(f"{self.title} {share:4.0%}  {line}  {left:.0f} s left", highlight=False, soft_wrap=True)
 
 
 def tracked(items: Iterable[Item], title: str, total: int, progress: bool | None = None) -> Iterator[Item]:
