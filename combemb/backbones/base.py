@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
-from combemb.system.errors import require
+from combemb.system.errors import reading, require
 
 
 class Backbone(nn.Module):
@@ -115,10 +115,9 @@ class Backbone(nn.Module):
 
     def load_weights(self, path: str | Path) -> None:
         """Load a .safetensors file of a state dict, which must fit exactly."""
-        try:
+        hint = "give a .safetensors file of a state dict"
+        with reading(path, Exception, hint=hint):  # safetensors has its own error for a damaged file
             found = load_file(path)
-        except Exception as error:  # safetensors has its own error for a damaged file
-            raise ValueError(f"cannot read {path}: {error}; give a .safetensors file of a state dict") from error
         wanted = self.state_dict()
         shared = wanted.keys() & found.keys()
         shapes = {key: (tuple(found[key].shape), tuple(wanted[key].shape)) for key in shared}

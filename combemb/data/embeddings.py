@@ -4,7 +4,7 @@ import math
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from combemb.system.arrays import to_numpy
-from combemb.system.errors import require
+from combemb.system.errors import reading, require
 from combemb.system.progress import tracked
 
 Order = Literal["C", "F"]
 BLOCK_BYTES = 2**20  # size of one read
+LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 PARQUET_ROWS = 512  # rows decoded at a time: 4 MB at F = 2,048
 NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -63,15 +64,13 @@ def read_embeddings(path: str | Path, memory_limit: int = 256 * 2**20) -> Embedd
     kind, known = path.suffix.lower(), ", ".join(FORMATS)
     require(kind in FORMATS, f"cannot read {path}: unknown suffix {path.suffix!r}; choose one of {known}")
     read, expected = FORMATS[kind]
-    try:
+    with reading(path, Exception, hint=f"expected {expected}"):  # a damaged file makes libraries raise nearly anything
         found = read(path, memory_limit)
-        found = Embeddings(as_array(found.x), found.labels, found.ids)
+        found = replace(found, x=as_array(found.x))
         for name, rows in (("labels", found.labels), ("ids", found.ids)):
             if rows is not None:
                 require(rows.shape[:1] == found.x.shape[:1], f"{name} have shape {rows.shape} for {len(found.x)} items")
-    except Exception as error:  # a damaged file makes zipfile, numpy and pyarrow raise nearly anything
-        raise ValueError(f"cannot read {path}: {error}; expected {expected}") from error
-    return found
+        return found
 
 
 def as_array(x: Any) -> np.ndarray:
@@ -194,7 +193,7 @@ def _dense_blocks(file: pq.ParquetFile) -> Iterator[np.ndarray]:
     for batch in file.iter_batches(PARQUET_ROWS, columns=["embedding"]):
         values = batch.column(0)
         shape = [len(values)]
-        while _is_list(values.type):
+        while isinstance(values.type, LISTS):
             require(values.null_count == 0, "`embedding` holds nulls")
             fixed = pa.types.is_fixed_size_list(values.type)
             lengths = [values.type.list_size] if fixed else np.unique(values.value_lengths())
@@ -207,10 +206,6 @@ def _dense_blocks(file: pq.ParquetFile) -> Iterator[np.ndarray]:
         row_shape = row_shape or shape[1:]
         require(shape[1:] == row_shape, "`embedding` is ragged: its rows differ in length")
         yield values.to_numpy(zero_copy_only=False).reshape(shape)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _plain_column(file: pq.ParquetFile, name: str, allow_null: bool = True) -> np.ndarray:

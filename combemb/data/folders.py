@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from combemb.data.images import Images, image_suffixes, looks_like_image
 from combemb.data.manifests import MANIFEST_SUFFIXES, PARQUET_SUFFIXES, read_manifest
-from combemb.system.errors import require
+from combemb.system.errors import reading, require
 
 UNLABELLED_FOLDERS = ("unlabelled", "unlabeled")
 PARTS = ({"train", "test"}, {"train", "val"})
@@ -41,7 +41,8 @@ def read_images(path: str | Path) -> Images:
     if path.suffix.lower() in MANIFEST_SUFFIXES:
         return read_manifest(path)
     if path.suffix.lower() == ".npy":
-        return _read_npy(path)
+        with reading(path, OSError, ValueError, hint="expected one array (N, H, W, 3) of uint8"):
+            return Images(pixels=np.lib.format.open_memmap(path, mode="r"))
     require(path.exists(), f"cannot read {path}: there is no such file or folder")
     if path.suffix.lower() in image_suffixes():
         return listed_images([path])
@@ -83,13 +84,6 @@ def image_files(folder: Path) -> list[str]:
         return sorted(_walk(folder, "", ()))
     except PermissionError as error:
         raise ValueError(f"cannot read {error.filename}: {error.strerror}; fix its permissions, or move it") from error
-
-
-def _read_npy(path: Path) -> Images:
-    try:
-        return Images(pixels=np.lib.format.open_memmap(path, mode="r"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}; expected one array (N, H, W, 3) of uint8") from error
 
 
 def _read_folder(folder: Path) -> Images:
@@ -149,11 +143,9 @@ def _walk(folder: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> Iter
 
 def _visible(folder: Path) -> list["os.DirEntry[str]"]:
     with os.scandir(folder) as entries:
-        return [entry for entry in entries if not (entry.name.startswith(".") or _is_run(entry))]
-
-
-def _is_run(entry: "os.DirEntry[str]") -> bool:
-    return entry.is_dir() and os.path.isfile(os.path.join(entry.path, RUN_MARKER))  # noqa: PTH113, PTH118
+        shown = [entry for entry in entries if not entry.name.startswith(".")]
+    # Path.is_file would raise an error about run.json where a folder may not be entered.
+    return [entry for entry in shown if not os.path.isfile(f"{entry.path}/{RUN_MARKER}")]  # noqa: PTH113
 
 
 def _is_image(entry: "os.DirEntry[str]") -> bool:

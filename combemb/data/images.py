@@ -5,7 +5,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -126,15 +126,6 @@ class Images:
         return replace(self, files=files, **{name: getattr(self, name)[rows] for name in names})
 
     @property
-    def known_labels(self) -> np.ndarray | None:
-        """The labels to learn from: those of test images are hidden."""
-        if self.labels is None or self.is_test is None:
-            return self.labels
-        known = self.labels.astype(object) if self.labels.ndim == 1 else self.labels.copy()
-        known[self.is_test] = None if self.labels.ndim == 1 else -1
-        return known
-
-    @property
     def key(self) -> str:
         """Hex digest of all pixels of an array, or of the path, size and times of each file; labels do not count."""
         if self.files is None:
@@ -221,7 +212,10 @@ def _read_file(file: Path, at_least: int) -> Image.Image:
             if at_least > 0:
                 image.draft(None, (at_least, at_least))
             image.load()
-            return _as_rgb(_upright(image))
+            upright: Image.Image = image
+            with suppress(Exception):  # an image with damaged metadata is not broken
+                upright = ImageOps.exif_transpose(image)
+            return _as_rgb(upright)
     except (MemoryError, BrokenImage):
         raise
     except Exception as error:  # damaged files make Pillow raise nearly anything
@@ -237,13 +231,6 @@ def _reason(file: Path, error: Exception) -> str:
         return f"too many pixels: {error}"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).splitlines()[0][:120]
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # an image with damaged metadata is not broken
-        return image
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from combemb.search.joined import Joined
 from combemb.system.arrays import Array, to_numpy, to_tensor
+from combemb.system.errors import require
 
 Metric = Literal["cosine", "inner", "l2"]
 
@@ -101,10 +102,8 @@ class ProductCodebook:
                 table = np.stack([-np.square(q - w).sum(axis=2) for w in words.transpose(1, 0, 2)], axis=2)
             else:
                 table = np.matmul(q.transpose(1, 0, 2), words.transpose(0, 2, 1)).transpose(1, 0, 2)
-        if not np.isfinite(table).all():
-            raise ValueError(
-                "vectors hold values that are not finite, or so large that scores exceed float32; fix them"
-            )
+        is_finite = bool(np.isfinite(table).all())
+        require(is_finite, "vectors hold values that are not finite, or so large that scores exceed float32; fix them")
         if len(set(self.sizes)) > 1:
             # A matrix product may round equal columns differently, so a repeated word takes the score of the first.
             table = np.take_along_axis(table, self._origin.numpy()[None], axis=2)
@@ -165,8 +164,7 @@ def binary_codebook(bits: int) -> ProductCodebook:
     -------
     ProductCodebook
     """
-    if bits < 1:
-        raise ValueError(f"bits={bits}; a binary code needs at least 1 bit")
+    require(bits >= 1, f"bits={bits}; a binary code needs at least 1 bit")
     return ProductCodebook(torch.tensor([[-1.0], [1.0]]).expand(bits, 2, 1), metric="cosine")
 
 
@@ -217,8 +215,7 @@ def _word_sets(words: Array | Sequence[Array]) -> list[Tensor]:
 def _real(values: Array) -> Tensor:
     """Return a CPU tensor of real numbers; half precision becomes float32, other types stay."""
     tensor = to_tensor(values)
-    if tensor.is_complex():
-        raise ValueError("values are complex; give real numbers")
+    require(not tensor.is_complex(), "values are complex; give real numbers")
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 

@@ -6,7 +6,6 @@ import tempfile
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,14 +17,13 @@ import pyarrow.parquet as pq
 from combemb.search.codebook import WORD_COUNTS, Metric, ProductCodebook
 from combemb.search.fast_scan import BLOCK, stored_codes
 from combemb.search.index import CodeIndex
+from combemb.system.errors import reading, require
 from combemb.system.files import write_atomically
 
 EXCHANGE_FORMAT = 1
 EXCHANGE_COLUMNS = ["id", "code"]
 ROWS_AT_ONCE = 2**20  # in work space, and in a row group of Parquet
-IN_FAISS = "a FAISS file of an IndexPQ of 1 to 4 bits or an IndexPQFastScan, bare or in an IndexIDMap"
-IN_PARQUET = "a Parquet file of to_parquet"
-IN_LANCE = "a Lance dataset of to_lance"
+IN_FAISS = "expected a FAISS file of an IndexPQ of 1 to 4 bits or an IndexPQFastScan, bare or in an IndexIDMap"
 
 
 def to_faiss(index: CodeIndex, path: str | Path) -> None:
@@ -78,7 +76,7 @@ def from_faiss(path: str | Path, metric: Literal["cosine", "inner"] = "cosine") 
     """
     if metric not in ("cosine", "inner"):
         raise ValueError(f"metric={metric!r}; give 'cosine' or 'inner' for inner products, L2 is known from the file")
-    with _reading(path, IN_FAISS):
+    with reading(path, Exception, hint=IN_FAISS):  # a damaged file makes FAISS, pyarrow and Lance raise nearly anything
         outer: Any = faiss.read_index(str(path))
         has_ids = isinstance(outer, faiss.IndexIDMap)
         inner: Any = faiss.downcast_index(outer.index) if has_ids else outer
@@ -123,7 +121,10 @@ def from_parquet(path: str | Path) -> CodeIndex:
     -------
     CodeIndex
     """
-    with _reading(path, IN_PARQUET), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with (
+        reading(path, Exception, hint="expected a Parquet file of to_parquet"),
+        pq.ParquetFile(path, page_checksum_verification=True) as file,
+    ):
         return _index(file.schema_arrow, file.metadata.num_rows, file.iter_batches)
 
 
@@ -161,17 +162,9 @@ def from_lance(path: str | Path) -> CodeIndex:
     CodeIndex
     """
     lance = _lance()
-    with _reading(path, IN_LANCE):
+    with reading(path, Exception, hint="expected a Lance dataset of to_lance"):
         dataset = lance.dataset(str(path))
         return _index(dataset.schema, dataset.count_rows(), dataset.to_batches)
-
-
-@contextmanager
-def _reading(path: str | Path, expected: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # a damaged file makes FAISS, pyarrow and Lance raise nearly anything
-        raise ValueError(f"cannot read {path}: {error}; expected {expected}") from error
 
 
 def _lance() -> Any:
@@ -214,8 +207,7 @@ def _filled(words: np.ndarray) -> np.ndarray:
 
 def _faiss_codes(inner: Any) -> np.ndarray:
     """Return the codes (N, M) of an index of FAISS."""
-    if not isinstance(inner, faiss.IndexPQ | faiss.IndexPQFastScan):
-        raise ValueError(f"it holds an {type(inner).__name__}")
+    require(isinstance(inner, faiss.IndexPQ | faiss.IndexPQFastScan), f"it holds an {type(inner).__name__}")
     if not 1 <= inner.pq.nbits <= 4 or not inner.is_trained:
         raise ValueError(f"its codes have {inner.pq.nbits} bits per set{', untrained' * (not inner.is_trained)}")
     if isinstance(inner, faiss.IndexPQFastScan) and inner.bbs != BLOCK:  # FAISS itself reads larger ones wrongly
@@ -263,14 +255,13 @@ def _batches(index: CodeIndex, schema: Any) -> Iterator[Any]:
 
 def _codebook(schema: Any) -> ProductCodebook:
     metadata = schema.metadata or {}
-    text = metadata.get(b"combemb_codebook")
-    if text is None:
-        raise ValueError("it has no codebook, `combemb_codebook` in the metadata of its schema")
-    if str(zlib.crc32(text)).encode() != metadata.get(b"combemb_crc32"):
-        raise ValueError("the checksum of its codebook is wrong")
+    text = metadata.get(b"combemb_codebook", b"")
+    require(b"combemb_codebook" in metadata, "it has no codebook, `combemb_codebook` in the metadata of its schema")
+    crc = str(zlib.crc32(text)).encode()
+    require(crc == metadata.get(b"combemb_crc32"), "the checksum of its codebook is wrong")
     about = json.loads(text)
-    if about["format"] != EXCHANGE_FORMAT:
-        raise ValueError(f"it has format {about['format']}, this combemb reads {EXCHANGE_FORMAT}")
+    found = about["format"]
+    require(found == EXCHANGE_FORMAT, f"it has format {found}, this combemb reads {EXCHANGE_FORMAT}")
     words = np.frombuffer(b64decode(about["words"]), "<f4").reshape(sum(about["sizes"]), about["d"])
     return ProductCodebook(np.split(words, np.cumsum(about["sizes"])[:-1]), about["metric"])
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from combemb.system.errors import require
+
 Values = Any  # int64 (N,), or a LargeStringArray of Arrow, which has no types
 
 
@@ -38,18 +40,14 @@ class Ids:
             if isinstance(self.values, pa.LargeStringArray):
                 raise ValueError("the ids of this index are strings; give ids for the new entries too")
             first = int(self.values.max()) + 1 if len(self) else 0
-            if first + n > 2**63:
-                raise ValueError(f"the largest id is {first - 1}, none is left above it; give ids")
+            require(first + n <= 2**63, f"the largest id is {first - 1}, none is left above it; give ids")
             return Ids(np.concatenate([self.values, np.arange(first, first + n)]))
         new = read_ids(ids)
-        if len(new) != n:
-            raise ValueError(f"there are {len(new)} ids for {n} entries; give one per entry")
-        if len(self) == 0 and type(self.values) is not type(new):
-            return _checked(new, Ids(new[:0]))
-        if type(self.values) is not type(new):
-            kinds = [_kind(values) for values in (self.values, new)]
-            raise ValueError(f"the ids of this index are {kinds[0]}, the new ones {kinds[1]}; give one kind")
-        return _checked(new, self)
+        require(len(new) == n, f"there are {len(new)} ids for {n} entries; give one per entry")
+        old = self if len(self) else Ids(new[:0])
+        there, more = ("ints" if isinstance(values, np.ndarray) else "strings" for values in (old.values, new))
+        require(there == more, f"the ids of this index are {there}, the new ones {more}; give one kind")
+        return _checked(new, old)
 
     def take(self, rows: np.ndarray) -> "Ids":
         """Return the ids of some entries."""
@@ -113,10 +111,6 @@ def read_ids(ids: Any) -> Values:
         return np.array(names, dtype=np.int64)
     except OverflowError:
         raise ValueError("ids hold numbers beyond 64 signed bits; give smaller ones or strings") from None
-
-
-def _kind(values: Values) -> str:
-    return "ints" if isinstance(values, np.ndarray) else "strings"
 
 
 def _checked(new: Values, old: Ids) -> Ids:

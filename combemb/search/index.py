@@ -14,6 +14,7 @@ from combemb.search.ids import Ids
 from combemb.search.index_file import read_index, write_index
 from combemb.search.parts import Part, empty_scan
 from combemb.system.arrays import Array
+from combemb.system.errors import require
 from combemb.system.machine import n_cores
 
 QUERIES_AT_ONCE = 1_024
@@ -146,8 +147,7 @@ class CodeIndex:
         -------
         Hits
         """
-        if np.isnan(least):
-            raise ValueError("the least score is NaN; give a number")
+        require(not np.isnan(least), "the least score is NaN; give a number")
         prepared = self._scan.prepare(queries)
         rows, parts = self._among(among)
         ids, scores = [], []
@@ -179,8 +179,7 @@ class CodeIndex:
         if len(self._parts) > 1:
             self._parts = [Part.of(self._scan, self._joined_codes(np.arange(len(self))))]
         path = Path(path).resolve()
-        if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent}; make it first")
+        require(path.parent.is_dir(), f"there is no folder {path.parent}; make it first")
         write_index(path, self.codebook, self._parts[0] if self._parts else None, self._ids)
 
     @classmethod

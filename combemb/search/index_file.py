@@ -15,6 +15,7 @@ from combemb.search.groups import Groups
 from combemb.search.ids import Ids
 from combemb.search.parts import Part, empty_scan
 from combemb.system.arrays import to_numpy
+from combemb.system.errors import require
 from combemb.system.files import write_atomically
 
 PRODUCT_FORMAT = 1  # holds the words of a product codebook
@@ -76,8 +77,7 @@ def _codebook(path: Path, about: dict[str, Any], arrays: dict[str, np.ndarray], 
             raise ValueError(f"{path} has codes of {name}, which is not stored with them; give it as codebook=")
         state = {key.removeprefix(STATE): array for key, array in arrays.items() if key.startswith(STATE)}
         found, is_same = given, same_state(state, given.state()) and about["sizes"] == list(given.sizes)
-    if not is_same:
-        raise ValueError(f"{path} was made with another codebook: {name}, not {given}; index again")
+    require(is_same, f"{path} was made with another codebook: {name}, not {given}; index again")
     return found
 
 
@@ -86,12 +86,10 @@ def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with path.open("rb") as file:
         n_bytes = os.fstat(file.fileno()).st_size
         n_header = int.from_bytes(file.read(8), "little")
-        if not 8 + n_header <= n_bytes:
-            raise ValueError("it is cut short")
+        require(8 + n_header <= n_bytes, "it is cut short")
         header = json.loads(file.read(n_header))
-        text = header["__metadata__"]["combemb_index"]
-        if str(zlib.crc32(text.encode())) != header["__metadata__"]["crc32"]:
-            raise ValueError("the checksum of its head is wrong")
+        text, crc = header["__metadata__"]["combemb_index"], header["__metadata__"]["crc32"]
+        require(str(zlib.crc32(text.encode())) == crc, "the checksum of its head is wrong")
         about = json.loads(text)
         if about["format"] not in (PRODUCT_FORMAT, STATE_FORMAT):
             raise ValueError(f"it has format {about['format']}, this combemb reads {PRODUCT_FORMAT} and {STATE_FORMAT}")
@@ -99,19 +97,13 @@ def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         for name, (dtype, *shape) in about["shapes"].items():
             start, end = (8 + n_header + offset for offset in header[name]["data_offsets"])
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            if end - start != size or end > n_bytes:
-                raise ValueError(f"its array {name} is cut short")
-            if _crc32(file, start, size) != about["crc32"][name]:
-                raise ValueError(f"the checksum of its array {name} is wrong")
-            arrays[name] = _mapped(file, start, dtype, shape)
+            require(end - start == size and end <= n_bytes, f"its array {name} is cut short")
+            is_whole = _crc32(file, start, size) == about["crc32"][name]
+            require(is_whole, f"the checksum of its array {name} is wrong")
+            # A map of the open file, not of its path, which may be another file by now; there are no empty maps.
+            mapped = np.memmap(file, dtype, "r", start, tuple(shape)) if size else np.empty(shape, dtype)
+            arrays[name] = np.asarray(mapped)
     return about, arrays
-
-
-def _mapped(file: BinaryIO, start: int, dtype: str, shape: list[int]) -> np.ndarray:
-    """Map a part of the open file, not of its path, which may be another file by now."""
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    return np.asarray(np.memmap(file, dtype, "r", start, tuple(shape)))
 
 
 def _crc32(file: BinaryIO, start: int, size: int) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from combemb.search.codebook import Codebook
 from combemb.search.ranking import Ints, check_place, in_blocks, rank
 from combemb.system.arrays import Array, to_numpy, to_tensor
+from combemb.system.errors import require
 
 Targets = Array | Sequence[int] | Sequence[str]
 
@@ -149,7 +150,8 @@ def _retrieval(
 
     def measured(rows: slice) -> Tensor:  # (step, 2 + k): average precision, R, hits in the first k places
         scores = to_tensor(score(rows)).double().numpy()
-        shared = _share_a_class(query_targets[rows], kinds).numpy()
+        some = query_targets[rows]
+        shared = (some[:, None] == kinds if some.ndim == 1 else some @ kinds.T > 0).numpy()
 
         def work(part: slice) -> Tensor:
             groups = rank(scores[part].take(group, axis=1), shared[part].take(kind, axis=1) * sizes, sizes)
@@ -177,18 +179,12 @@ def _distinct(rows: Tensor) -> tuple[Tensor, Ints]:
     return rows[torch.from_numpy(first)], group
 
 
-def _share_a_class(query: Tensor, database: Tensor) -> Tensor:
-    """Whether items share a class, (Q, N) bool; targets (n,) class numbers or (n, C) of 0 and 1."""
-    return query[:, None] == database if query.ndim == 1 else query @ database.T > 0
-
-
 def _paired_targets(query: Targets, database: Targets, Q: int, N: int) -> tuple[Tensor, Tensor]:
     """Return comparable targets of both sides: class numbers (n,) int64, or (n, C) float32 of 0 and 1."""
     q, db = to_numpy(query), to_numpy(database)
     if (len(q), len(db)) != (Q, N):
         raise ValueError(f"{len(q)} and {len(db)} targets for {Q} queries and {N} database items; give one per item")
-    if N == 0:
-        raise ValueError("the database is empty; there is nothing to rank")
+    require(N > 0, "the database is empty; there is nothing to rank")
     if q.ndim == 2 and q.shape[1:] == db.shape[1:]:
         if not all(np.isin(t, (0, 1)).all() for t in (q, db)):
             raise ValueError("targets of shape (n, C) hold values other than 0 and 1; for one class per item give (n,)")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from combemb.system.arrays import Array, to_tensor
+from combemb.system.errors import require
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -175,8 +176,7 @@ def _measured(measure: Callable[[TieGroups], Tensor], scores: Array, relevant: A
 
 def check_place(name: str, place: int | None) -> None:
     """Refuse a cut-off before the first place."""
-    if place is not None and place < 1:
-        raise ValueError(f"{name}={place}; a cut-off counts places from 1")
+    require(place is None or place >= 1, f"{name}={place}; a cut-off counts places from 1")
 
 
 def _checked_ranking(scores: Array, relevant: Array, sizes: Array | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,8 +189,7 @@ def _checked_ranking(scores: Array, relevant: Array, sizes: Array | None) -> tup
         raise ValueError(f"sizes have shape {tuple(size.shape)}; give one per column of scores, ({score.shape[1]},)")
     if count.is_floating_point() or size.is_floating_point():
         raise ValueError(f"relevant is {count.dtype} and sizes {size.dtype}; counts of items are bool or integers")
-    if score.isnan().any():
-        raise ValueError("scores hold NaN, which has no rank; check the vectors they come from")
+    require(not score.isnan().any(), "scores hold NaN, which has no rank; check the vectors they come from")
     if (size < 1).any() or (count < 0).any() or (count > size).any():
         raise ValueError("need sizes >= 1 and 0 <= relevant <= sizes (1 without sizes); recount the items")
     return score, count, size.long()

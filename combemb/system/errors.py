@@ -12,12 +12,12 @@ def require(condition: bool, message: str) -> None:
 
 
 @contextmanager
-def reading(path: str | Path, *kinds: type[Exception], expected: str = "") -> Iterator[None]:
-    """Turn errors of these kinds into a ValueError that names the file and, after `; `, what was expected of it."""
+def reading(path: str | Path, *kinds: type[Exception], hint: str = "") -> Iterator[None]:
+    """Turn errors of these kinds into a ValueError that names the file and ends with the hint."""
     try:
         yield
     except kinds as error:
-        raise ValueError(f"cannot read {path}: {error}{'; ' * bool(expected)}{expected}") from error
+        raise ValueError(f"cannot read {path}: {error}{hint and f'; {hint}'}") from error
 
 
 class Note(UserWarning):

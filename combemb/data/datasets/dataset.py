@@ -8,7 +8,7 @@ import numpy as np
 
 from combemb.data.folders import read_images
 from combemb.data.images import Images
-from combemb.system.errors import require
+from combemb.system.errors import reading, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +60,8 @@ def first_with(file: str, *folders: Path) -> Path | None:
 
 def read_fields(path: Path, n: int, separator: str | None = None) -> list[list[str]]:
     """Read the first n fields of each line of a text file, without empty lines."""
-    try:
+    with reading(path, OSError, UnicodeDecodeError):
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
     rows = [line.strip().split(separator)[:n] for line in lines if line.strip()]
     require(len(rows) > 0, f"{path} is empty; expected {n} fields in each line")
     short = next((i for i, row in enumerate(rows) if len(row) < n), None)

@@ -6,7 +6,7 @@ import numpy as np
 
 from combemb.data.datasets.dataset import Dataset, divided, first_with, positions, read_fields
 from combemb.data.images import Images
-from combemb.system.errors import require
+from combemb.system.errors import reading, require
 
 # One line of Labels_lake_Train.txt, as published, is this number; AllLabels/ is intact and therefore preferred.
 PUBLISHED_SLIP = -1130179
@@ -83,10 +83,8 @@ def _table(files: list[Path], n_images: int) -> np.ndarray:
     """Read (N, C) uint8, a column from each file."""
     table = np.zeros((n_images, len(files)), dtype=np.uint8)
     for column, file in enumerate(files):
-        try:
+        with reading(file, OSError, ValueError):
             values = np.array(file.read_text().split(), dtype=np.int64)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"cannot read {file}: {error}") from error
         values[values == PUBLISHED_SLIP] = 0
         fits = values.shape == (n_images,) and bool(np.isin(values, (0, 1)).all())
         require(fits, f"{file} holds {len(values)} numbers; expected {n_images} of 0 or 1, one for each image")

@@ -29,9 +29,7 @@ def tiny_imagenet(path: Path) -> Dataset:
     in_folders = [name.split("/")[1] for name in train_ids]
     targets = [positions(in_folders, wnids, folder), positions(list(of_files), wnids, annotations)]
     ids = train_ids + test_ids
-    images, is_test = (
-        Images(files=[folder / name for name in ids], ids=np.array(ids)),
-        np.arange(len(ids)) >= len(train_ids),
-    )
+    images = Images(files=[folder / name for name in ids], ids=np.array(ids))
+    is_test = np.arange(len(ids)) >= len(train_ids)
     class_names = np.array([words.get(wnid, wnid) for wnid in wnids])
     return divided("tiny_imagenet", images, np.concatenate(targets), is_test, class_names)
