@@ -134,13 +134,7 @@ def extract(
 
 def _is_fixed(stored: Stored, images: Images) -> bool:
     """Return whether a broken image can be read now; its size and time need not have changed."""
-    for row in stored.broken:
-        try:
-            images.read(row, at_least=1)
-        except BrokenImage:
-            continue
-        return True
-    return False
+    return any(images.reason(row) is None for row in stored.broken)
 
 
 def _in_memory(decoder: "_Decoder", network: Network, device: torch.device) -> Features:

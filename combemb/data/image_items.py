@@ -57,19 +57,11 @@ class ImageItems:
 
 def readable(images: Images, progress: bool | None = None, n_threads: int = 2) -> tuple[np.ndarray, dict[int, str]]:
     """Return the positions of readable images, and reasons for the others; ValueError if too many are broken."""
-
-    def reason(i: int) -> str | None:
-        try:
-            images.read(i, at_least=1)
-        except BrokenImage as error:
-            return str(error)
-        return None
-
     if images.pixels is not None:
         return np.arange(len(images)), {}
     broken: dict[int, str] = {}
     with ThreadPoolExecutor(n_threads) as pool, Display("looking at images", len(images), "images", progress) as shown:
-        for i, why in enumerate(pool.map(reason, range(len(images)))):
+        for i, why in enumerate(pool.map(images.reason, range(len(images)))):
             if why is not None:
                 broken[i] = why
                 refuse_many_broken(broken, images)

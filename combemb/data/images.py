@@ -99,6 +99,14 @@ class Images:
         assert self.files is not None
         return _read_file(Path(self.files[i]), at_least)
 
+    def reason(self, i: int) -> str | None:
+        """Return why image i cannot be read, None if it can."""
+        try:
+            self.read(i, at_least=1)
+        except BrokenImage as error:
+            return str(error)
+        return None
+
     def name(self, i: int) -> str:
         """Return the id of image i, for messages."""
         ids = self.files if self.ids is None else self.ids

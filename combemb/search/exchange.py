@@ -6,6 +6,7 @@ import tempfile
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,8 +141,10 @@ def to_lance(index: CodeIndex, path: str | Path) -> None:
     lance, path, schema = _lance(), Path(path), _schema(index)
     reader = pa.RecordBatchReader.from_batches(schema, _batches(index, schema))
     if path.exists():
-        if not _is_dataset(lance, path):
-            raise ValueError(f"{path} exists and is no Lance dataset; remove it or give another path")
+        is_dataset = False
+        with suppress(ValueError, OSError):
+            is_dataset = path.is_dir() and lance.dataset(str(path)) is not None
+        require(is_dataset, f"{path} exists and is no Lance dataset; remove it or give another path")
         lance.write_dataset(reader, str(path), mode="overwrite")
         return
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -172,13 +175,6 @@ def _lance() -> Any:
         return importlib.import_module("lance")
     except ImportError as error:
         raise ValueError(f"Lance datasets need pylance ({error}); pip install combemb[lance]") from error
-
-
-def _is_dataset(lance: Any, path: Path) -> bool:
-    try:
-        return path.is_dir() and lance.dataset(str(path)) is not None
-    except (ValueError, OSError):
-        return False
 
 
 def _product(index: CodeIndex) -> ProductCodebook:

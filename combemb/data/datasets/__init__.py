@@ -46,10 +46,5 @@ def load(name: str, path: str | Path | None = None, **options: Any) -> Dataset:
     return _AT_A_PATH[name](Path(path), **options)
 
 
-_AT_A_PATH: dict[str, Callable[..., Dataset]] = {
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "cub200": cub200,
-    "nus_wide": nus_wide,
-    "tiny_imagenet": tiny_imagenet,
-}
+_READERS: tuple[Callable[..., Dataset], ...] = (cifar10, cifar100, cub200, nus_wide, tiny_imagenet)
+_AT_A_PATH = {read.__name__: read for read in _READERS}
