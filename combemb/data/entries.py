@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from combemb.data.folders import readable_name
 from combemb.data.given import Given
 from combemb.data.images import BrokenImage, Images
 
@@ -61,9 +62,9 @@ def listed(given: Given, n_before: int = 0) -> tuple[Given, pa.Table]:
     ids: Iterable[Any] = np.arange(n_before, n_before + n) if given.ids is None else given.ids
     paths: list[str | None] = [None] * n
     if images is not None and images.files is not None:
-        ids = paths = [_absolute(file) for file in images.files]
+        ids = paths = [readable_name(os.path.abspath(file)) for file in images.files]  # noqa: PTH100 - links stay
     elif images is not None and given.path is not None:
-        paths = [_absolute(given.path)] * n
+        paths = [readable_name(os.path.abspath(given.path))] * n  # noqa: PTH100
         ids = [f"{paths[0]}{ROW_SEPARATOR}{row}" for row in ids]
     elif images is not None and images.ids is None:
         ids = np.arange(n_before, n_before + n)
@@ -71,8 +72,3 @@ def listed(given: Given, n_before: int = 0) -> tuple[Given, pa.Table]:
     table = pa.table([names, paths, given.labels.texts()], schema=ENTRY_SCHEMA)
     own = np.array([*names, None], dtype=object)[:-1]
     return replace(given, ids=own, images=None if images is None else replace(images, ids=own)), table
-
-
-def _absolute(path: str | Path) -> str:
-    """Return an absolute path as text; bytes that are not UTF-8 are escaped."""
-    return os.fsencode(os.path.abspath(path)).decode("utf-8", "backslashreplace")  # noqa: PTH100 - links stay

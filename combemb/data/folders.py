@@ -52,7 +52,7 @@ def read_images(path: str | Path) -> Images:
 
 def listed_images(paths: Sequence[str | Path]) -> Images:
     """Return the images of these files, whose ids are the paths as given."""
-    return Images(files=[Path(path) for path in paths], ids=np.array([_readable(str(path)) for path in paths]))
+    return Images(files=[Path(path) for path in paths], ids=np.array([readable_name(str(path)) for path in paths]))
 
 
 def is_images(path: str | Path) -> bool:
@@ -78,6 +78,11 @@ def are_pixels(x: np.ndarray) -> bool:
     return x.ndim == 4 or (x.ndim == 3 and x.dtype == np.uint8)
 
 
+def readable_name(name: str) -> str:
+    """Return a file name as text that can be written; bytes that are not UTF-8 are escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 def image_files(folder: Path) -> list[str]:
     """Return the sorted paths of all images below the folder, relative to it and with `/` as separator."""
     try:
@@ -94,7 +99,7 @@ def _read_folder(folder: Path) -> Images:
     class_names = sorted({label for label in labels if label is not None})
     return Images(
         files=[folder / name for name in ids],
-        ids=np.array([_readable(name) for name in ids]),
+        ids=np.array([readable_name(name) for name in ids]),
         labels=np.array(labels, dtype=object) if class_names else None,
         class_names=np.array(class_names) if class_names else None,
         is_test=np.array([not name.startswith("train/") for name in ids]) if part_names else None,
@@ -102,12 +107,7 @@ def _read_folder(folder: Path) -> Images:
 
 
 def _label(parts: list[str]) -> str | None:
-    return None if len(parts) == 1 or parts[0].lower() in UNLABELLED_FOLDERS else _readable(parts[0])
-
-
-def _readable(name: str) -> str:
-    """Return a file name as text that can be written; bytes that are not UTF-8 are escaped."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    return None if len(parts) == 1 or parts[0].lower() in UNLABELLED_FOLDERS else readable_name(parts[0])
 
 
 def _parts(folder: Path) -> set[str] | None:

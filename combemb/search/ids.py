@@ -115,19 +115,14 @@ def read_ids(ids: Any) -> Values:
 
 def _checked(new: Values, old: Ids) -> Ids:
     """Return old ids and new ones together, once the new ones are known to be unique."""
-    if isinstance(new, np.ndarray):
-        assert isinstance(old.values, np.ndarray)
-        if not (new[1:] > new[:-1]).all() or (len(old) and len(new) and new[0] <= old.values.max()):
-            ranked = np.sort(new)
-            again = ranked[1:][ranked[1:] == ranked[:-1]]
-            _refuse(again.tolist() or new[old.rows(new) >= 0].tolist())
-        return Ids(np.concatenate([old.values, new]))
-    counts = pc.value_counts(new)
-    again = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
-    _refuse(again or new.filter(pa.array(old.rows(new) >= 0)).to_pylist())
-    return Ids(pa.concat_arrays([old.values, new]))
-
-
-def _refuse(again: list[Any]) -> None:
+    again: list[Any] = []
+    if not isinstance(new, np.ndarray):
+        counts = pc.value_counts(new)
+        again = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+        again = again or new.filter(pa.array(old.rows(new) >= 0)).to_pylist()
+    elif not (new[1:] > new[:-1]).all() or (len(old) and len(new) and new[0] <= old.values.max()):
+        ranked = np.sort(new)
+        again = ranked[1:][ranked[1:] == ranked[:-1]].tolist() or new[old.rows(new) >= 0].tolist()
     if again:
         raise ValueError(f"{len(again)} ids would be there twice, such as {again[0]!r}; every entry needs its own")
+    return Ids((np.concatenate if isinstance(new, np.ndarray) else pa.concat_arrays)([old.values, new]))

@@ -29,9 +29,10 @@ def nus_wide(path: Path, n_concepts: int = 21, test_per_concept: int | None = No
     concepts = [concept for (concept,) in read_fields(concepts_file / "Concepts81.txt", 1, "\t")]
     n = len(concepts)
     require(n >= n_concepts, f"n_concepts={n_concepts}, but {concepts_file} lists {n} concepts; use fewer")
-    names, table, is_test = _all_labels(path, concepts) or _divided_labels(path, concepts)
+    names, table, is_test = _labelled(path, concepts)
 
-    chosen = most_frequent(table, concepts, n_concepts)
+    by_frequency = np.lexsort((np.array(concepts), -table.sum(axis=0, dtype=np.int64)))
+    chosen = np.sort(by_frequency[:n_concepts])
     kept = np.flatnonzero(table[:, chosen].any(axis=1))
     targets = table[np.ix_(kept, chosen)]
     if is_test is None or test_per_concept is not None:
@@ -43,34 +44,22 @@ def nus_wide(path: Path, n_concepts: int = 21, test_per_concept: int | None = No
     return divided("nus_wide", images, targets, is_test, np.array(concepts)[chosen])
 
 
-def most_frequent(table: np.ndarray, concepts: list[str], n: int) -> np.ndarray:
-    """Return the n columns of the table (N, C) with the most ones, ascending; ties are ordered by name."""
-    order = np.lexsort((np.array(concepts), -table.sum(axis=0, dtype=np.int64)))
-    return np.sort(order[:n])
-
-
-Labelled = tuple[list[str], np.ndarray, np.ndarray | None]  # names, table (N, C), which are test images
-
-
-def _all_labels(path: Path, concepts: list[str]) -> Labelled | None:
-    lists, labels = path / "ImageList", path / "Groundtruth/AllLabels"
-    if not labels.is_dir() or not (lists / "Imagelist.txt").exists():
-        return None
-    names = _names(lists / "Imagelist.txt")
-    table = _table([labels / f"Labels_{concept}.txt" for concept in concepts], len(names))
-    if not (lists / "TrainImagelist.txt").exists() or not (lists / "TestImagelist.txt").exists():
-        return names, table, None
-    train, test = (_names(lists / f"{part}Imagelist.txt") for part in ("Train", "Test"))
-    rows = positions(train + test, names, lists)
-    return train + test, table[rows], np.arange(len(rows)) >= len(train)
-
-
-def _divided_labels(path: Path, concepts: list[str]) -> Labelled:
-    lists, labels = path / "ImageList", path / "Groundtruth/TrainTestLabels"
-    require(labels.is_dir() and (lists / "TrainImagelist.txt").exists(), f"{path} is not {EXPECTED}")
-    train, test = (_names(lists / f"{part}Imagelist.txt") for part in ("Train", "Test"))
-    files = {part: [labels / f"Labels_{concept}_{part}.txt" for concept in concepts] for part in ("Train", "Test")}
-    table = np.concatenate([_table(files["Train"], len(train)), _table(files["Test"], len(test))])
+def _labelled(path: Path, concepts: list[str]) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+    """Return names, table (N, C), and which are test images, None if the lists do not say."""
+    lists, whole, parts = path / "ImageList", path / "Groundtruth/AllLabels", path / "Groundtruth/TrainTestLabels"
+    in_train, in_test = lists / "TrainImagelist.txt", lists / "TestImagelist.txt"
+    if whole.is_dir() and (lists / "Imagelist.txt").exists():
+        names = _names(lists / "Imagelist.txt")
+        table = _table([whole / f"Labels_{concept}.txt" for concept in concepts], len(names))
+        if not in_train.exists() or not in_test.exists():
+            return names, table, None
+        train, test = _names(in_train), _names(in_test)
+        table = table[positions(train + test, names, lists)]
+    else:
+        require(parts.is_dir() and in_train.exists(), f"{path} is not {EXPECTED}")
+        train, test = _names(in_train), _names(in_test)
+        files = [[parts / f"Labels_{concept}_{part}.txt" for concept in concepts] for part in ("Train", "Test")]
+        table = np.concatenate([_table(files[0], len(train)), _table(files[1], len(test))])
     return train + test, table, np.arange(len(table)) >= len(train)
 
 
