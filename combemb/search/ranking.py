@@ -164,23 +164,13 @@ def _order(scores: Floats, row: Ints) -> Ints:
     return coarse.take(row + np.argsort(-scores.take(row + coarse), axis=1, kind="stable"))
 
 
-def _measured(measure: Callable[[TieGroups], Tensor], scores: Array, relevant: Array, sizes: Array | None) -> Tensor:
-    """Return a measure of each query, (Q, ...)."""
-    score, count, size = _checked_ranking(scores, relevant, sizes)
-
-    def work(rows: slice) -> Tensor:
-        return measure(rank(score[rows].double().numpy(), count[rows].long().numpy(), size.numpy()))
-
-    return in_blocks(work, *score.shape)
-
-
 def check_place(name: str, place: int | None) -> None:
     """Refuse a cut-off before the first place."""
     require(place is None or place >= 1, f"{name}={place}; a cut-off counts places from 1")
 
 
-def _checked_ranking(scores: Array, relevant: Array, sizes: Array | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores (Q, G), relevant counts (Q, G) and sizes (G,) int64, once they are known to fit together."""
+def _measured(measure: Callable[[TieGroups], Tensor], scores: Array, relevant: Array, sizes: Array | None) -> Tensor:
+    """Return a measure of each query, (Q, ...), once scores, relevant counts and sizes are known to fit together."""
     score, count = to_tensor(scores), to_tensor(relevant)
     if score.ndim != 2 or score.shape != count.shape or score.shape[1] == 0:
         raise ValueError(f"scores {tuple(score.shape)} and relevant {tuple(count.shape)}; give (Q, G) for both, G > 0")
@@ -192,4 +182,8 @@ def _checked_ranking(scores: Array, relevant: Array, sizes: Array | None) -> tup
     require(not score.isnan().any(), "scores hold NaN, which has no rank; check the vectors they come from")
     if (size < 1).any() or (count < 0).any() or (count > size).any():
         raise ValueError("need sizes >= 1 and 0 <= relevant <= sizes (1 without sizes); recount the items")
-    return score, count, size.long()
+
+    def work(rows: slice) -> Tensor:
+        return measure(rank(score[rows].double().numpy(), count[rows].long().numpy(), size.long().numpy()))
+
+    return in_blocks(work, *score.shape)
