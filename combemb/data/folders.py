@@ -145,7 +145,7 @@ def _visible(folder: Path) -> list["os.DirEntry[str]"]:
     with os.scandir(folder) as entries:
         shown = [entry for entry in entries if not entry.name.startswith(".")]
     # Path.is_file would raise an error about run.json where a folder may not be entered.
-    return [entry for entry in shown if not os.path.isfile(f"{entry.path}/{RUN_MARKER}")]  # noqa: PTH113
+    return [e for e in shown if not (e.is_dir() and os.path.isfile(f"{e.path}/{RUN_MARKER}"))]  # noqa: PTH113
 
 
 def _is_image(entry: "os.DirEntry[str]") -> bool:
