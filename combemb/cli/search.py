@@ -78,8 +78,8 @@ def print_results(results: list[SearchResult], console: Console) -> None:
         ]
         if console.is_terminal:
             table = Table(box=None, pad_edge=False)
-            for title, justify in zip(HEAD, ("right", "right", "left", "left"), strict=True):
-                table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]  # one of four words
+            for title in HEAD:
+                table.add_column(title, justify="left" if title in HEAD[2:] else "right", overflow="fold")
             for row in rows:
                 table.add_row(*map(escape, row))
             console.print(table)

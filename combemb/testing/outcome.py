@@ -110,9 +110,8 @@ def global_state(trial: Trial) -> None:
 
 def numpy_settings(trial: Trial) -> None:
     """Numbers of numpy, such as those of `np.arange` in a sweep, are accepted as settings."""
-    kinds, chosen, folder = {int: np.int64, float: np.float64}, trial.small().get_params(), trial.new_path()
+    kinds, chosen = {int: np.int64, float: np.float64}, trial.small().get_params()
     numbers: dict[str, Any] = {name: kinds.get(type(value), lambda x: x)(value) for name, value in chosen.items()}
-    method = trial.cls(**numbers)
-    method.fit(trial.plain.x, trial.plain.labels).save(folder)
+    method = trial.cls(**numbers).fit(trial.plain.x, trial.plain.labels)
     expect_same(method.embed(trial.plain.x), trial.references[trial.plain], "embeddings with such settings and without")
-    expect(trial.cls.load(folder).get_params() == chosen, "the settings differ after load")
+    expect(trial.cls.load(trial.saved(method)).get_params() == chosen, "the settings differ after load")

@@ -50,8 +50,8 @@ def folder_files(trial: Trial) -> None:
 
 def classes_stored(trial: Trial) -> None:
     """A run folder restores the class names, and knows whether labels are those of its fit."""
-    folder, toy = trial.new_path(), trial.plain
-    trial.small().fit(toy.x, toy.names("klasse ä{}", gap="")).save(folder)
+    toy = trial.plain
+    folder = trial.saved(trial.small().fit(toy.x, toy.names("klasse ä{}", gap="")))
     names = trial.cls.load(folder).classes_.tolist()
     expect(names == [f"klasse ä{c}" for c in range(N_SEEN)], f"the names are {names}")
     for values, is_same in ((toy.labels, True), (np.roll(toy.labels, 1), False), (toy.names(), False)):
@@ -154,8 +154,11 @@ def resumed(trial: Trial) -> None:
             raise KeyboardInterrupt
         on_epoch(self, data, epoch)
 
-    patched = mock.patch.object(loop, "CHECKPOINT_SECONDS", 0.0), mock.patch.object(cls, "on_epoch", stop)
-    with patched[0], patched[1], contextlib.suppress(KeyboardInterrupt):
+    with (
+        mock.patch.object(loop, "CHECKPOINT_SECONDS", 0.0),
+        mock.patch.object(cls, "on_epoch", stop),
+        contextlib.suppress(KeyboardInterrupt),
+    ):
         trial.small(epochs=4).fit(toy.x, toy.labels, folder=folder)
     again = trial.small(epochs=4).fit(toy.x, toy.labels, folder=folder, resume=True)
     for name, tensor in whole.state().items():
