@@ -12,17 +12,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
-VERBS = (
-    fit.fit,
-    embed.embed,
-    embed.encode,
-    index.index,
-    search.search,
-    discover.discover,
-    settings.settings,
-    demo.demo,
-)
-for verb in VERBS:
+data_verbs = (fit.fit, embed.embed, embed.encode, index.index, search.search, discover.discover)
+for verb in (*data_verbs, settings.settings, demo.demo):
     app.command()(verb)
 
 

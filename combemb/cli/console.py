@@ -33,39 +33,35 @@ def tell_broken(broken: dict[str, str], target: str) -> None:
 
 
 @contextmanager
-def notes_shown(quiet: bool) -> Iterator[None]:
-    """Print the package's own warnings as notes, and drop those of its libraries."""
+def notes_shown() -> Iterator[None]:
+    """Print the package's own warnings as notes, unless the verb is quiet, and drop those of its libraries."""
     from combemb.system.errors import Note
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
         yield
     for warning in caught:
-        if issubclass(warning.category, Note) and not quiet:
+        if issubclass(warning.category, Note) and not out.quiet:
             err.print(f"[bold yellow]note:[/] {escape(str(warning.message))}", soft_wrap=True)
 
 
 @contextmanager
-def errors_shown(stopped: str = "stopped") -> Iterator[None]:
-    """Turn errors that a user can fix into one line and exit code 1; bugs, and imports before it, keep a traceback."""
+def running(quiet: bool = False, stopped: str = "stopped") -> Iterator[None]:
+    """Run a verb; if it is quiet, results are not printed.
+
+    Errors that a user can fix become one line and exit code 1; bugs, and imports before it, keep a traceback.
+    """
     from combemb.learning.loop import Diverged
+    from combemb.system import machine
     from combemb.system.errors import UnknownData
 
+    machine.own_process()  # malloc may be tuned: this process is ours, unlike one that imports a library
+    out.quiet = quiet
     try:
         yield
-    except UnknownData as error:
-        err.print(f"[bold red]error:[/] {escape(str(error))}, with --images or --embeddings", soft_wrap=True)
-        raise typer.Exit(1) from None
     except (ValueError, OSError, Diverged) as error:
-        err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        hint = ", with --images or --embeddings" if isinstance(error, UnknownData) else ""
+        err.print(f"[bold red]error:[/] {escape(str(error))}{hint}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         err.print(stopped)
         raise typer.Exit(130) from None
-
-
-def own_process() -> None:
-    """Allow tuning of malloc while features are extracted: this process is ours, unlike one that imports a library."""
-    from combemb.system import machine
-
-    machine.own_process()

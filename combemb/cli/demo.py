@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from combemb.cli.console import errors_shown, say
+from combemb.cli.console import running, say
 from combemb.cli.options import Overwrite, Quiet
 
 if TYPE_CHECKING:
@@ -34,50 +34,46 @@ def demo(
     from combemb.search.metrics import code_retrieval, float_retrieval
     from combemb.system.files import write_atomically
 
-    def tell(line: str) -> None:
-        if not quiet:
-            say(line)
-
-    with errors_shown():
+    with running(quiet):
         digits = datasets.load("digits")
         x, targets = digits.train_x, digits.train_targets
         split = open_set_split(targets)
         is_novel, unlabelled = split.is_novel(digits.test_targets), split.labels < 0
         seen_digits, novel_digits = (", ".join(map(str, classes)) for classes in (split.seen, split.novel))
-        tell(f"{len(x)} images of digits: {(~unlabelled).sum()} labels, for half of the images of {seen_digits};")
-        tell(f"none for {novel_digits}, of which there are images too")
+        say(f"{len(x)} images of digits: {(~unlabelled).sum()} labels, for half of the images of {seen_digits};")
+        say(f"none for {novel_digits}, of which there are images too")
 
         model = CombEmb(bits=BITS).fit(x, split.labels, folder=folder, overwrite=overwrite, progress=not quiet)
         for line in model.summary():
-            tell(line)
+            say(line)
         itq = ITQ(bits=BITS).fit(x, split.labels)
 
-        tell("\nmean average precision when test images search the training images")
-        tell(f"{'':24}{'seen digits':>12}{'novel digits':>14}")
+        say("\nmean average precision when test images search the training images")
+        say(f"{'':24}{'seen digits':>12}{'novel digits':>14}")
         queries = [(digits.test_x[rows], digits.test_targets[rows]) for rows in (~is_novel, is_novel)]
         seen, novel = (float_retrieval(q, x[:, 0], truth, targets) for q, truth in queries)
-        tell(f"{f'plain pixels, {64 * 32} bits':24}{seen.map:12.3f}{novel.map:14.3f}")
+        say(f"{f'plain pixels, {64 * 32} bits':24}{seen.map:12.3f}{novel.map:14.3f}")
         for method in (itq, model):
             codebook, codes = method.codebook, method.encode(x)
             seen, novel = (code_retrieval(codebook, method.embed(q), codes, truth, targets) for q, truth in queries)
-            tell(f"{f'{type(method).__name__}, {BITS} bits':24}{seen.map:12.3f}{novel.map:14.3f}")
-        tell(f"{'chance':24}{seen.chance:12.3f}{novel.chance:14.3f}")
+            say(f"{f'{type(method).__name__}, {BITS} bits':24}{seen.map:12.3f}{novel.map:14.3f}")
+        say(f"{'chance':24}{seen.chance:12.3f}{novel.chance:14.3f}")
 
         found = model.discover(x, split.labels, progress=not quiet)
         truth = targets[unlabelled]
         right = agreement(found.clusters[unlabelled].tolist(), truth, split.is_novel(truth)).acc_joint
         low, high = found.n_novel_interval
-        tell(f"\ndiscovery, number not given: {found.n_novel} novel classes (between {low} and {high})")
+        say(f"\ndiscovery, number not given: {found.n_novel} novel classes (between {low} and {high})")
         parts = f"seen digits {right.seen:.0%}, novel digits {right.novel:.0%}"
-        tell(f"unlabelled images in their class: {right.all:.0%}; {parts}")
+        say(f"unlabelled images in their class: {right.all:.0%}; {parts}")
 
         picked = np.flatnonzero(is_novel)[:: max(int(is_novel.sum()) // 6, 1)][:6]
         index = CodeIndex(model.codebook)
         index.add(model.encode(x))
         hits = index.search(model.embed(digits.test_x[picked]), 12).ids
         write_atomically(folder / SEARCHES, lambda path: _draw(path, digits, picked, np.asarray(hits)))
-        tell(f"\nwritten to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-        tell(f"{folder / SEARCHES} shows searches with novel digits")
+        say(f"\nwritten to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+        say(f"{folder / SEARCHES} shows searches with novel digits")
 
 
 def _draw(path: Path, digits: Dataset, queries: np.ndarray, hits: np.ndarray) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from combemb.cli.console import errors_shown, notes_shown, out, own_process, printable, say, tell_broken
+from combemb.cli.console import notes_shown, out, printable, running, say, tell_broken
 from combemb.cli.options import Embeddings, Images, LabelFile, Quiet, Run, chosen_data, read_label_file
 
 if TYPE_CHECKING:
@@ -44,15 +44,14 @@ def discover(
     from combemb.collection import discovered, folders
     from combemb.learning.run_folder import MAP, PAGE, TABLE, TEXT
 
-    own_process()
-    with errors_shown():
+    with running(quiet):
         data = chosen_data(images, embeddings)
         if to_folders:
             folders.check_empty(to_folders)
         elif copy:
             raise ValueError("--copy only works with --to-folders; use both")
         names = read_label_file(labels)
-        with notes_shown(quiet):
+        with notes_shown():
             result = discovered.discover_in(
                 run, data, labels=names, n_novel=n_novel, count_by=count_by, to_folders=to_folders, progress=not quiet
             )
@@ -60,7 +59,6 @@ def discover(
         for name in (PAGE, MAP):  # they would show other clusters than the tables list
             (run / name).unlink(missing_ok=True)
         tell_broken(result.broken, "the clusters")
-        written = [TABLE, TEXT]
         if page:
             from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
             from combemb.explorer.discovery_page import write_discovery_page
@@ -69,15 +67,12 @@ def discover(
             write_map_png(run / MAP, places, result.found, rows)
             shown = (result.found, result.entries, places, rows)
             write_discovery_page(run / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
-            written += [PAGE, MAP]
-        if not quiet:
-            _print_summary(result.found, run / TABLE)
-            say(f"written to {run}: {', '.join(written)}")
+        _print_summary(result.found, run / TABLE)
+        say(f"written to {run}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
         if to_folders:
             assert result.files is not None
             folders.write_folders(to_folders, result.files, result.found, copy=copy, progress=not quiet)
-            if not quiet:
-                say(f"{len(result.files):,} images {'copied' if copy else 'linked'} into {to_folders}")
+            say(f"{len(result.files):,} images {'copied' if copy else 'linked'} into {to_folders}")
 
 
 def _print_summary(found: Discovery, everything: Path) -> None:
@@ -88,21 +83,16 @@ def _print_summary(found: Discovery, everything: Path) -> None:
         f"{len(found):,} items, {int(found.is_labelled.sum()):,} of them labelled: {found.n_seen} seen classes, "
         f"{found.n_novel} novel{between}; {int(found.is_novel.sum()):,} items belong to novel classes"
     )
-    sizes, confidence = found.sizes, found.confidence
-    table = Table(box=None, pad_edge=False)
-    for title in ("cluster", "items", "labelled", "confidence", "nearest seen class"):
-        table.add_column(title, overflow="fold")
-    names = [*found.names[found.n_seen :], *found.names[: found.n_seen]]
-    for name in names[:MAX_CLUSTERS_PRINTED]:
-        rows = found.clusters == name
-        mean = confidence[rows & ~found.is_labelled]
-        table.add_row(
-            escape(printable(name)),
-            f"{sizes[name]:,}",
-            f"{int((rows & found.is_labelled).sum()):,}",
-            f"{mean.mean():.2f}" if len(mean) else "-",
-            escape(printable(found.neighbours.get(name, ""))),
-        )
+    titles = ("cluster", "items", "labelled", "confidence", "nearest seen class")
+    table = Table(*(Column(title, overflow="fold") for title in titles), box=None, pad_edge=False)
+    clusters = [*range(found.n_seen, len(found.names)), *range(found.n_seen)]
+    for k in clusters[:MAX_CLUSTERS_PRINTED]:
+        is_mine, name = found.assignment == k, found.names[k]
+        confidence = found.confidence[is_mine & ~found.is_labelled]
+        mean = f"{confidence.mean():.2f}" if len(confidence) else "-"
+        counts = f"{is_mine.sum():,}", f"{(is_mine & found.is_labelled).sum():,}"
+        nearest = found.neighbours.get(name, "")
+        table.add_row(escape(printable(name)), *counts, mean, escape(printable(nearest)))
     out.print(table)
-    if len(names) > MAX_CLUSTERS_PRINTED:
-        say(f"... and {len(names) - MAX_CLUSTERS_PRINTED} more, all in {everything}")
+    if len(clusters) > MAX_CLUSTERS_PRINTED:
+        say(f"... and {len(clusters) - MAX_CLUSTERS_PRINTED} more, all in {everything}")

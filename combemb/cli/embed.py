@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from combemb.cli.console import errors_shown, own_process, say, tell_broken
+from combemb.cli.console import running, say, tell_broken
 from combemb.cli.options import Data, Overwrite, Quiet, Run, check_writable
 
 OutputFile = Annotated[Path, typer.Option("--out", "-o", help="File to write: .npy, or .parquet with the ids.")]
@@ -46,8 +46,7 @@ def _apply(verb: str, run: Path, data: Path, file: Path, *, overwrite: bool, qui
             ids = np.arange(len(rows)) if given.ids is None else given.ids
             pq.write_table(pa.table({"id": pa.array(ids), COLUMNS[verb]: lists}), path)
 
-    own_process()
-    with errors_shown():
+    with running(quiet):
         check_writable(file, ".npy", ".parquet")
         if file.exists() and not overwrite:
             raise ValueError(f"{file} exists; use --overwrite to replace it")
@@ -57,5 +56,4 @@ def _apply(verb: str, run: Path, data: Path, file: Path, *, overwrite: bool, qui
         rows = make(given, progress=not quiet).numpy()
         write_atomically(file, write)
         tell_broken(given.broken, str(file))
-        if not quiet:
-            say(f"{len(rows)} rows of {rows.shape[1]} {rows.dtype} written to {file}")
+        say(f"{len(rows)} rows of {rows.shape[1]} {rows.dtype} written to {file}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from combemb.cli.console import errors_shown, own_process, say
+from combemb.cli.console import running, say
 from combemb.cli.options import Data, LabelFile, Overwrite, Quiet, parse_settings, read_label_file
 
 
@@ -33,9 +33,8 @@ def fit(
     from combemb import methods
     from combemb.system import processes
 
-    own_process()
-    with errors_shown("stopped; use --resume to continue from the last checkpoint"):
-        quiet = quiet or not processes.is_first()
+    quiet = quiet or not processes.is_first()
+    with running(quiet, "stopped; use --resume to continue from the last checkpoint"):
         cls = methods.get(method)
         own = [f"{name}={value}" for name, value in (("bits", bits), ("seed", seed)) if value is not None]
         model = cls(**parse_settings(cls, [*(settings or []), *own]))

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from combemb.cli.console import errors_shown, own_process, say, tell_broken
+from combemb.cli.console import running, say, tell_broken
 from combemb.cli.options import Embeddings, Images, LabelFile, Overwrite, Quiet, Run, chosen_data, read_label_file
 
 
@@ -27,8 +27,7 @@ def index(
     from combemb.collection.indexed import Collection
     from combemb.learning.run_folder import ENTRIES, INDEX
 
-    own_process()
-    with errors_shown("stopped; the index is unchanged"):
+    with running(quiet, "stopped; the index is unchanged"):
         data = chosen_data(images, embeddings)
         if add and overwrite:
             raise ValueError("--add and --overwrite are mutually exclusive; choose one")
@@ -42,10 +41,8 @@ def index(
         else:
             collection = Collection.build(run, data, labels=names, overwrite=overwrite, progress=not quiet)
         tell_broken(collection.broken, "the index")
-        if not quiet:
-            say(
-                f"{len(collection):,} entries, {collection.n_labelled:,} of them labelled, "
-                f"with {collection.index.n_codes:,} distinct codes of {collection.model.codebook.bits} bits"
-            )
-            sizes = [f"{name} ({decimal((run / name).stat().st_size)})" for name in (INDEX, ENTRIES)]
-            say(f"written to {run}: {', '.join(sizes)}")
+        n_codes, bits = collection.index.n_codes, collection.model.codebook.bits
+        labelled = f"{len(collection):,} entries, {collection.n_labelled:,} of them labelled"
+        say(f"{labelled}, with {n_codes:,} distinct codes of {bits} bits")
+        sizes = [f"{name} ({decimal((run / name).stat().st_size)})" for name in (INDEX, ENTRIES)]
+        say(f"written to {run}: {', '.join(sizes)}")

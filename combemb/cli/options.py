@@ -37,13 +37,11 @@ def chosen_data(images: Path | None, embeddings: Path | None) -> Path | None:
     if images is not None and embeddings is not None:
         raise ValueError("--images and --embeddings are mutually exclusive; choose one")
     path = images if embeddings is None else embeddings
-    if path is None:
-        return None
-    if not path.exists():
+    if path is not None and not path.exists():
         raise ValueError(f"cannot read {path}: there is no such file or folder")
-    if images is not None and not is_images(path):
+    if images is not None and not is_images(images):
         raise ValueError(f"--images {path}: this is not image data; if it holds embeddings, use --embeddings")
-    if embeddings is not None and is_images(path):
+    if embeddings is not None and is_images(embeddings):
         raise ValueError(f"--embeddings {path}: this is image data; use --images")
     return path
 

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from combemb.cli.console import errors_shown, out, own_process, printable, say, tell_broken
+from combemb.cli.console import out, printable, running, say, tell_broken
 from combemb.cli.options import Quiet, Run, check_writable
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def search(
     from combemb.collection.indexed import Collection
     from combemb.explorer.contact_sheet import write_contact_sheet
 
-    own_process()
-    with errors_shown():
+    with running(quiet):
         if html:
             check_writable(html, ".html", ".htm")
         collection = Collection.open(run)
@@ -60,7 +59,7 @@ def search(
             write_contact_sheet(html, results, f"Search in {run}", about, progress=not quiet)
         if as_json:
             typer.echo(json.dumps([asdict(found) for found in results], indent=2))
-        elif not quiet:
+        else:
             print_results(results, out)
             if html:
                 say(f"written to {html}")
@@ -79,8 +78,8 @@ def print_results(results: list[SearchResult], console: Console) -> None:
         ]
         if console.is_terminal:
             table = Table(box=None, pad_edge=False)
-            for title, justify in zip(HEAD, ("right", "right", "left", "left"), strict=True):
-                table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]  # one of four words
+            for title in HEAD:
+                table.add_column(title, justify="left" if title in HEAD[2:] else "right", overflow="fold")
             for row in rows:
                 table.add_row(*map(escape, row))
             console.print(table)

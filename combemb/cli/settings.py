@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from combemb.cli.console import err, errors_shown, out
+from combemb.cli.console import err, out, running
 
 
 def settings(
@@ -16,7 +16,7 @@ def settings(
     """List the methods, or the settings of one method with their defaults."""
     from combemb import methods
 
-    with errors_shown():
+    with running():
         if method is None:
             for name in methods.names():
                 try:

@@ -12,9 +12,8 @@ from pyarrow import csv
 
 from combemb import methods
 from combemb.collection.folders import check_folders
-from combemb.collection.indexed import path_of
+from combemb.collection.indexed import given_or_fitted
 from combemb.data.entries import listed
-from combemb.data.given import read_given
 from combemb.discovery.class_number import check_count_by
 from combemb.discovery.result import Discovery
 from combemb.learning.input import load_items
@@ -79,21 +78,18 @@ def discover_in(
     """
     model = methods.load(run)
     check_count_by(count_by, model._codebook)
-    given = read_given(path_of(model, run) if x is None else x, labels)
-    given, entries = listed(given.training_part() if x is None else given)
+    given, entries = listed(given_or_fitted(x, labels, model, run))
     if to_folders:
         check_folders(to_folders, given)
     require(not given.labels.is_multi, "discovery takes one label per item, but these may have several; give one each")
     data = load_items(model, given, 1, progress)
-    files = None if given.images is None or given.images.files is None else list(given.images.files)
-    if data.rows is not None:
-        entries = entries.take(data.rows)
-        files = None if files is None else [files[row] for row in data.rows.tolist()]
     if x is None and labels is None and not was_fitted_with(run, given.labels):
         warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
+    if data.broken and data.rows is not None:
+        given, entries = given.take(data.rows), entries.take(data.rows)
+    files = None if given.images is None or given.images.files is None else list(given.images.files)
     z = model.embed(data, progress=progress)
-    known = given.labels.take(data.rows) if data.broken and data.rows is not None else given.labels
-    found = model.discover(data, known, n_novel, count_by=count_by, z=z, progress=progress)
+    found = model.discover(data, given.labels, n_novel, count_by=count_by, z=z, progress=progress)
     found.save(RunFolder(run).discovery)
     return DiscoveredItems(Path(run), found, entries, files, z.numpy(), data.broken)
 

@@ -50,9 +50,9 @@ def write_folders(folder: Path, files: list[Path], found: Discovery, *, copy: bo
         None shows it on a terminal only.
     """
     check_empty(folder)
-    names = _folder_names([str(name) for name in found.names])
-    free: dict[str, _FreeNames] = defaultdict(_FreeNames)
-    with Display("linking" if not copy else "copying", len(files), "images", progress) as display:
+    folders, free = _FreeNames(), defaultdict[str, _FreeNames](_FreeNames)
+    names = [folders.take(_safe(str(name))) for name in found.names]
+    with Display("copying" if copy else "linking", len(files), "images", progress) as display:
         for file, cluster in zip(files, found.assignment.tolist(), strict=True):
             place = folder / names[cluster]
             place.mkdir(parents=True, exist_ok=True)
@@ -93,17 +93,12 @@ def _key(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def _folder_names(names: list[str]) -> list[str]:
-    """Return distinct names that every file system accepts.
-
-    >>> _folder_names(["a/b", "A:B", "..", "con"])
-    ['a_b', 'A_B-2', '_', '_con']
-    """
-    free = _FreeNames()
-    return [free.take(_safe(name)) for name in names]
-
-
 def _safe(name: str) -> str:
+    """Return a name that every file system accepts.
+
+    >>> [_safe(name) for name in ("a/b", "A:B", "..", "con")]
+    ['a_b', 'A_B', '_', '_con']
+    """
     short = UNSAFE_CHARACTERS.sub("_", name).encode()[:MAX_FOLDER_NAME_BYTES].decode(errors="ignore")
     safe = short.strip(". ") or "_"
     return f"_{safe}" if RESERVED_NAME.fullmatch(safe) else safe

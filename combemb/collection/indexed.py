@@ -96,10 +96,7 @@ class Collection:
         if has_index(run) and not overwrite:
             raise ValueError(f"{run} has an index already; use overwrite to replace it, or add to it")
         collection = cls(run)
-        given = (
-            read_given(path_of(collection.model, run), labels).training_part() if x is None else read_given(x, labels)
-        )
-        collection._add(given.training_part() if x is None else given, progress)
+        collection._add(given_or_fitted(x, labels, collection.model, run), progress)
         collection.save()
         return collection
 
@@ -152,7 +149,7 @@ class Collection:
         list of SearchResult
             One per query that can be read.
         """
-        data, asked = self._read(read_given(queries), 0, progress)
+        data, asked = self._load(*listed(read_given(queries)), progress)
         found = self.index.search(self.model.embed(data, progress=progress), k)
         rows = np.asarray(found.ids)  # (Q, k)
         nearest = iter(self.entries.take(rows.ravel()).to_pylist())
@@ -176,17 +173,14 @@ class Collection:
         write_atomically(self.folder / INDEX, write_both)
 
     def _add(self, given: Given, progress: bool | None) -> None:
-        data, entries = self._read(given, len(self), progress, is_new=True)
+        given, entries = listed(given, len(self))
+        self._refuse_known(entries["id"])
+        data, entries = self._load(given, entries, progress)
         self.index.add(self.model.encode(data, progress=progress))
         self.entries = pa.concat_tables([self.entries, entries])
 
-    def _read(
-        self, given: Given, n_before: int, progress: bool | None, is_new: bool = False
-    ) -> tuple[Loaded, pa.Table]:
-        """Return items that the model can embed, and their entries; new ones must not be in the index yet."""
-        given, entries = listed(given, n_before)
-        if is_new:
-            self._refuse_known(entries["id"])
+    def _load(self, given: Given, entries: pa.Table, progress: bool | None) -> tuple[Loaded, pa.Table]:
+        """Return the items that can be read, as the model embeds them, and their entries."""
         data = load_items(self.model, given, 1, progress)
         self.broken = data.broken
         return data, entries if data.rows is None else entries.take(data.rows)
@@ -209,13 +203,15 @@ def has_index(run: str | Path) -> bool:
     return (Path(run) / INDEX).exists() or (Path(run) / ENTRIES).exists()
 
 
-def path_of(model: Method, run: str | Path) -> Path:
-    """Return the path of the data of a fit; raise UnknownData if it is unknown or no longer exists."""
+def given_or_fitted(x: Any, labels: Any, model: Method, run: str | Path) -> Given:
+    """Return x, or the data of the fit without a test split; raise UnknownData if nobody knows where these are."""
+    if x is not None:
+        return read_given(x, labels)
     if model.path_ is None:
         raise UnknownData(f"the data that {run} was fitted on were not read from a path; say where they are")
     if not Path(model.path_).exists():
         raise UnknownData(f"the data that {run} was fitted on are no longer at {model.path_}; say where they are now")
-    return Path(model.path_)
+    return read_given(Path(model.path_), labels).training_part()
 
 
 def _read_entries(folder: Path) -> tuple[pa.Table, dict[str, Any]]:

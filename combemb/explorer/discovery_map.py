@@ -212,14 +212,8 @@ def map_figure(places: np.ndarray, found: Discovery, rows: np.ndarray, ids: Sequ
             unselected={"marker": {"opacity": 0.08}},
             hovertemplate="<b>%{customdata[2]}</b><br>%{customdata[1]}<br>%{customdata[3]}<extra></extra>",
         )
-    _annotate(figure, places, found, assigned)
-    return figure
-
-
-def _annotate(figure: go.Figure, places: np.ndarray, found: Discovery, assigned: np.ndarray) -> None:
-    """Write names on the interactive map, the most important first, each far enough from those before it to be read."""
     side = max(float(np.ptp(places, axis=0).max()), 1e-9)
-    written: list[tuple[int, np.ndarray]] = []
+    written: list[tuple[int, np.ndarray]] = []  # each name far enough from those before it to be read
     for k, middle in _middles(places, found, assigned).items():
         name = _one_line(found.names[k])
         away = [(np.abs(middle - other) / side, (len(name) + n) / 2 * LETTER_WIDTH) for n, other in written]
@@ -227,6 +221,7 @@ def _annotate(figure: go.Figure, places: np.ndarray, found: Discovery, assigned:
             written.append((len(name), middle))
             text = f"<b>{_markup(name)}</b>" if k >= found.n_seen else _markup(name)
             figure.add_annotation(x=middle[0], y=middle[1], text=text, showarrow=False)
+    return figure
 
 
 def _markup(name: object) -> str:

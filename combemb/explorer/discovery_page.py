@@ -29,7 +29,6 @@ def write_discovery_page(
     *,
     title: str = "Discovered classes",
     n_pictures: int | None = None,
-    side: int | None = None,
     progress: bool | None = None,
 ) -> None:
     """Write a page with the map and pictures of every cluster.
@@ -46,8 +45,8 @@ def write_discovery_page(
         What `map_of` returns; without places the page has no map, without rows they are those of all items.
     title : str
         Heading of the page.
-    n_pictures, side : int, optional
-        Pictures per strip and their size in pixels; by default 10 of 128, for more than 50 clusters 6 of 96.
+    n_pictures : int, optional
+        Pictures per strip; by default 10, for more than 50 clusters 6.
     progress : bool or None, default=None
         Whether to show progress; None shows it on a terminal only.
     """
@@ -61,7 +60,7 @@ def write_discovery_page(
     strips = [_strips(found, name, N_PICTURES[is_many] if n_pictures is None else n_pictures) for name in found.names]
     drawn = np.concatenate([np.array([], np.int64), *(strip for pair in strips for strip in pair)])
     named = np.unique(drawn if rows is None else np.concatenate([drawn, rows]))
-    thumbnails = Thumbnails(THUMBNAIL_SIDE[is_many] if side is None else side, entries["path"].take(named).to_pylist())
+    thumbnails = Thumbnails(THUMBNAIL_SIDE[is_many], entries["path"].take(named).to_pylist())
     shown = {"title": title, "found": found, "is_many": is_many, "clusters": _clusters(found, entries, strips)}
     shown["map"] = None if places is None or rows is None else _map(places, found, rows, entries, thumbnails)
     write_page(path, "discovery_page.html.j2", thumbnails, len(drawn), progress, **shown)

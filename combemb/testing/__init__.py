@@ -9,12 +9,13 @@ from typing import Any
 
 from combemb.learning.method import Method
 from combemb.testing import discovering, given, images, kinds, outcome, run_folders, the_class
-from combemb.testing.promise import PROMISES, BrokenPromise, Promise
+from combemb.testing.promise import BrokenPromise, Promise, promises_in
 from combemb.testing.trial import Trial
 
 __all__ = ["BrokenPromise", "Promise", "Trial", "check_method", "promises"]
 
-TOPICS = [module.__name__ for module in (the_class, outcome, given, run_folders, kinds, discovering, images)]
+TOPICS = (the_class, outcome, given, run_folders, kinds, discovering, images)
+PROMISES = [promise for topic in TOPICS for promise in promises_in(topic)]
 
 
 def promises(cls: type[Any] = Method) -> list[Promise]:
@@ -25,8 +26,7 @@ def promises(cls: type[Any] = Method) -> list[Promise]:
     >>> next(promise.text for promise in promises() if promise.name == "seed_decides")
     'the seed determines the outcome'
     """
-    found = [promise for promise in PROMISES if issubclass(cls, promise.only_for)]
-    return sorted(found, key=lambda promise: TOPICS.index(promise.check.__module__))
+    return [promise for promise in PROMISES if issubclass(cls, promise.only_for)]
 
 
 def check_method(cls: type[Method], only: Iterable[str] = (), settings: dict[str, Any] | None = None) -> None:

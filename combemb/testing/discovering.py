@@ -10,14 +10,13 @@ from combemb.discovery.discovering import NothingToDiscover, discover
 from combemb.discovery.metrics import agreement
 from combemb.discovery.result import Discovery
 from combemb.learning.run_folder import DISCOVERY
-from combemb.testing.promise import expect, expect_same, expect_same_discovery, promise, refused, written
+from combemb.testing.promise import expect, expect_same, expect_same_discovery, refused, written
 from combemb.testing.trial import N_NOVEL, N_SEEN, Trial
 
 UNDISCOVERED = "nothing was discovered yet; call discover(x, labels) first"
 NAMES = [*range(N_SEEN), *(f"novel-{i + 1}" for i in range(N_NOVEL))]
 
 
-@promise()
 def classes_found(trial: Trial) -> None:
     """`discover` finds the seen and the novel classes; labelled items keep their class."""
     for toy, model in trial.good.items():
@@ -31,7 +30,6 @@ def classes_found(trial: Trial) -> None:
         expect(accuracy > 0.95, f"{accuracy:.0%} of the items are in the right class")
 
 
-@promise()
 def last_discovery_kept(trial: Trial) -> None:
     """`discover` returns the result and keeps it as `discovery_`; a refused call keeps the last one."""
     model, toy = trial.fresh(), trial.plain
@@ -40,25 +38,23 @@ def last_discovery_kept(trial: Trial) -> None:
     second = model.discover(toy.x, toy.labels, 1)
     expect(model.discovery_ is second and second.n_novel == 1, "the second is not kept")
     expect("novel-3" not in model.predict(toy.x, by="clusters"), "`predict` uses the first")
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"n_novel": -1}, "n_novel=-1"),
-        ({"n_novel": 2.5}, "2.5"),
-        ({"count_by": "nope"}, "sizes, codes, gcd, dtc"),
-        ({"labels": [0, -1]}, f"2 labels for {len(toy.x)} items"),
-    ]
-    for options, word in wrong:
+    wrong: dict[str, dict[str, Any]] = {
+        "n_novel=-1": {"n_novel": -1},
+        "2.5": {"n_novel": 2.5},
+        "sizes, codes, gcd, dtc": {"count_by": "nope"},
+        f"2 labels for {len(toy.x)} items": {"labels": [0, -1]},
+    }
+    for word, options in wrong.items():
         with refused(f"discover with {options}", word):
             model.discover(toy.x, **{"labels": toy.labels, **options})
         expect(model.discovery_ is second, f"a refused call with {options} has replaced it")
 
 
-@promise()
 def discovery_defined(trial: Trial) -> None:
     """`discover` returns what `combemb.discover` does for the embeddings and the clean features, at every call."""
     model, toy = trial.fitted(seed=3), trial.plain
     z = model.embed(toy.x)
-    options: list[dict[str, Any]] = [{"count_by": "gcd"}, {"count_by": "dtc"}, {"n_novel": 3}]
-    for chosen in options:
+    for chosen in ({"count_by": "gcd"}, {"count_by": "dtc"}, {"n_novel": 3}):
         expected = discover(z, toy.labels, features=toy.x, seed=3, **chosen)
         expect_same_discovery(model.discover(toy.x, toy.labels, **chosen), expected, f"discoveries with {chosen}")
     same = trial.fitted(seed=3)
@@ -66,35 +62,28 @@ def discovery_defined(trial: Trial) -> None:
     expect_same_discovery(same.discover(toy.x, toy.labels, 3, z=z), model.discovery_, "discoveries with z and without")
 
 
-@promise()
 def discovery_label_forms(trial: Trial) -> None:
     """The form of the labels changes only the class names; hidden labels and read-only arrays change nothing."""
-    model, toy, path = trial.fresh(), trial.plain, trial.new_file(".npz")
+    model, toy, path, read_only = trial.fresh(), trial.plain, trial.new_path(".npy"), trial.plain.x.copy()
     reference = model.discover(toy.x, toy.labels, 2)
-    np.savez(path, x=toy.x, labels=toy.labels)
-    np.save(path.with_suffix(".npy"), toy.x)
-    hidden = trial.new_file(".npz"), trial.new_file(".npz")
-    np.savez(hidden[0], x=toy.x, labels=toy.targets)
-    np.savez(hidden[1], x=toy.x, labels=toy.other_truth)
-    read_only = toy.x.copy()
+    np.save(path, toy.x)
     read_only.flags.writeable = False
     forms: dict[str, tuple[Any, Any]] = {
         "names": (toy.x, toy.names("klasse ä{}")),
         "a list": (toy.x, toy.labels.tolist()),
         "floats with NaN": (toy.x, np.where(toy.labels >= 0, toy.labels, np.nan)),
         "a tensor": (torch.from_numpy(toy.x), torch.from_numpy(toy.labels)),
-        "stored beside the items": (path, None),
+        "stored beside the items": (trial.stored(toy.labels), None),
         "ints, for a read-only array": (read_only, toy.labels),
-        "ints, for a file": (path.with_suffix(".npy"), toy.labels),
-        "hidden in a file": (hidden[0], toy.labels),
-        "otherwise hidden in a file": (hidden[1], toy.labels),
+        "ints, for a file": (path, toy.labels),
+        "hidden in a file": (trial.stored(toy.targets), toy.labels),
+        "otherwise hidden in a file": (trial.stored(toy.other_truth), toy.labels),
     }
     for form, (x, labels) in forms.items():
         warns_always = torch.is_warn_always_enabled()
         torch.set_warn_always(True)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
+            with warnings.catch_warnings(action="error"):
                 found = model.discover(x, labels, 2)
         finally:
             torch.set_warn_always(warns_always)
@@ -104,7 +93,6 @@ def discovery_label_forms(trial: Trial) -> None:
         expect_same(found.confidence, reference.confidence, f"confidences with labels as {form} and as ints")
 
 
-@promise()
 def discovery_clean_view(trial: Trial) -> None:
     """Discovery and prediction use only the clean view."""
     toy, model = trial.views, trial.good[trial.views]
@@ -117,12 +105,10 @@ def discovery_clean_view(trial: Trial) -> None:
     expect_same(plain.predict(trial.plain.x[:, None]), plain.predict(trial.plain.x), "predictions of (N, 1, F), (N, F)")
 
 
-@promise()
 def discovery_without_labels(trial: Trial) -> None:
     """Without labels all clusters are novel, and a warning says so."""
     model, toy = trial.fresh(), trial.plain
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         found = model.discover(toy.x, n_novel=4)
     texts = [str(warning.message) for warning in caught if issubclass(warning.category, NothingToDiscover)]
     expect(any("plain clustering" in text for text in texts), "there is no such warning")
@@ -131,7 +117,6 @@ def discovery_without_labels(trial: Trial) -> None:
     expect(not model.novelty(toy.x).any(), "some items are more novel than others")
 
 
-@promise()
 def prediction(trial: Trial) -> None:
     """`predict` returns the clusters of known items, novel classes for new items, and "neither" far from all."""
     for toy, model in trial.good.items():
@@ -151,7 +136,6 @@ def prediction(trial: Trial) -> None:
         expect(alone == new[:10].tolist(), "a prediction depends on the other items")
 
 
-@promise()
 def novelty(trial: Trial) -> None:
     """`novelty` is finite, larger for items of novel classes, and does not depend on the other items."""
     for toy, model in trial.good.items():
@@ -165,13 +149,11 @@ def novelty(trial: Trial) -> None:
         np.testing.assert_allclose(alone, new[:10], rtol=1e-3, atol=1e-3)
 
 
-@promise()
 def discovery_asked_for(trial: Trial) -> None:
     """Before `discover`, after a fit and after a refused fit, `predict` and `novelty` say what to do."""
-    toy, model, folder = trial.plain, trial.small(), trial.new_folder()
-    model.fit(toy.x, toy.labels)
+    toy, model = trial.plain, trial.fitted()
     model.discover(toy.x, toy.labels, 1)
-    model.save(folder)
+    folder = trial.saved(model)
     before = written(folder)
     with refused("a fit with NaN", "NaN"):
         model.fit(np.full_like(toy.x, np.nan), toy.labels, folder=folder, overwrite=True)
@@ -185,13 +167,11 @@ def discovery_asked_for(trial: Trial) -> None:
                 use(toy.x)
 
 
-@promise()
 def discovery_stored(trial: Trial) -> None:
     """A run folder restores what was discovered; if that file is damaged, the rest loads with a warning."""
     toy, model = trial.plain, trial.good[trial.plain]
-    first, second = trial.new_folder(), trial.new_folder()
-    model.save(first)
-    trial.cls.load(first).save(second)
+    first = trial.saved(model)
+    second = trial.saved(trial.cls.load(first))
     expect(written(first) == written(second), "saving a loaded method writes another folder")
     loaded = trial.cls.load(second)
     expect_same_discovery(loaded.discovery_, model.discovery_, "discoveries before and after")
@@ -201,8 +181,7 @@ def discovery_stored(trial: Trial) -> None:
     expect_same(loaded.novelty(toy.x), model.novelty(toy.x), "novelty before and after")
     path = first / DISCOVERY
     path.write_bytes(path.read_bytes()[:-10])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         loaded = trial.cls.load(first)
     expect(any(str(path) in str(warning.message) for warning in caught), "no warning names the damaged file")
     expect_same(loaded.embed(toy.x), model.embed(toy.x), "embeddings before and after")

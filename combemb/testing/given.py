@@ -4,23 +4,20 @@ import numpy as np
 import torch
 
 from combemb.search.metrics import float_retrieval
-from combemb.testing.promise import expect, expect_refused_fit, expect_same, promise, refused
-from combemb.testing.trial import N_SEEN, Toy, Trial
+from combemb.testing.promise import expect, expect_refused_fit, expect_same, refused
+from combemb.testing.trial import N_SEEN, Trial
 
 
-@promise()
 def labels_in_files(trial: Trial) -> None:
     """Labels in a file of embeddings are used if none are given; otherwise they change nothing."""
     toy = trial.plain
     for stored, labels in ((toy.labels, None), (toy.targets, toy.labels), (toy.other_truth, toy.labels)):
-        path, what = trial.new_file(".npz"), "labels of a file" if labels is None else "hidden labels"
-        np.savez(path, x=toy.x, labels=stored)
-        found = trial.small().fit(path, labels)
+        what = "labels of a file" if labels is None else "hidden labels"
+        found = trial.small().fit(trial.stored(stored), labels)
         expect(found.classes_.tolist() == list(range(N_SEEN)), f"classes_ is {found.classes_} with {what}")
         expect_same(found.embed(toy.x), trial.references[toy], f"embeddings of fits with {what} and without a file")
 
 
-@promise()
 def form_of_labels(trial: Trial) -> None:
     """The form of the labels changes nothing."""
     toy = trial.plain
@@ -38,11 +35,10 @@ def form_of_labels(trial: Trial) -> None:
         expect_same(found.embed(toy.x), trial.references[toy], f"embeddings with labels as {form} and as ints")
 
 
-@promise()
 def form_of_data(trial: Trial) -> None:
     """The form of the data changes nothing."""
     for is_odd, toy in enumerate(trial.toys):
-        path, read_only = trial.new_file(".npy"), toy.x.copy()
+        path, read_only = trial.new_path(".npy"), toy.x.copy()
         np.save(path, toy.x)
         read_only.flags.writeable = False
         forms = {
@@ -61,7 +57,6 @@ def form_of_data(trial: Trial) -> None:
     expect_same(first, same, "embeddings of bfloat16 and of the same as float32")
 
 
-@promise()
 def data_unchanged(trial: Trial) -> None:
     """Neither `fit` nor later calls change data or labels."""
     for toy in trial.toys:
@@ -77,38 +72,31 @@ def data_unchanged(trial: Trial) -> None:
         expect_same(labels, toy.labels, "the labels before and after")
 
 
-def _unusable(toy: Toy) -> dict[str, tuple[np.ndarray, np.ndarray, str]]:
-    """Return data that cannot be learned from, with a text that the error must contain."""
-    nan, infinite, last_view, huge = toy.x.copy(), toy.x.copy(), toy.x.copy(), toy.x.astype(np.float64)
-    nan[3, ..., 0] = np.nan
-    infinite[5, ..., -1] = -np.inf
-    last_view.reshape(len(toy.x), -1)[7, -1] = np.nan
-    huge[2] *= 1e300
-    N = len(toy.x)
-    return {
-        "NaN": (nan, toy.labels, "row 3"),
-        "infinity": (infinite, toy.labels, "row 5"),
-        "NaN in the last view": (last_view, toy.labels, "row 7"),
-        "numbers beyond float32": (huge, toy.labels, "row 2"),
-        "equal items": (np.ones_like(toy.x), toy.labels, "same features"),
-        "too few labels": (toy.x, toy.labels[:-1], f"{N - 1} labels for {N} items"),
-        "negative labels": (toy.x, np.where(toy.labels < 0, -2, toy.labels), "-2"),
-        "one row": (toy.x[0, ..., 0], toy.labels, "shape"),
-        "images of floats": (np.zeros((N, 3, 8, 8), np.float32), toy.labels, "H, W, 3"),
-    }
-
-
-@promise()
 def unusable_data(trial: Trial) -> None:
     """Data that cannot be learned from are refused before anything is written."""
     for toy in trial.toys:
-        for what, (x, labels, word) in _unusable(toy).items():
+        N, huge, (nan, infinite, last_view) = len(toy.x), toy.x.astype(np.float64), (toy.x.copy() for _ in range(3))
+        nan[3, ..., 0] = np.nan
+        infinite[5, ..., -1] = -np.inf
+        last_view.reshape(N, -1)[7, -1] = np.nan
+        huge[2] *= 1e300
+        cases = {
+            "NaN": (nan, toy.labels, "row 3"),
+            "infinity": (infinite, toy.labels, "row 5"),
+            "NaN in the last view": (last_view, toy.labels, "row 7"),
+            "numbers beyond float32": (huge, toy.labels, "row 2"),
+            "equal items": (np.ones_like(toy.x), toy.labels, "same features"),
+            "too few labels": (toy.x, toy.labels[:-1], f"{N - 1} labels for {N} items"),
+            "negative labels": (toy.x, np.where(toy.labels < 0, -2, toy.labels), "-2"),
+            "one row": (toy.x[0, ..., 0], toy.labels, "shape"),
+            "images of floats": (np.zeros((N, 3, 8, 8), np.float32), toy.labels, "H, W, 3"),
+        }
+        for what, (x, labels, word) in cases.items():
             is_learned = trial.cls.uses_unlabelled or labels is not toy.labels
             given = labels if is_learned else toy.targets  # unlabelled items may be ignored, whatever they hold
             expect_refused_fit(trial, trial.small(), x, given, what, word)
 
 
-@promise()
 def labels_needed(trial: Trial) -> None:
     """Labels that a method cannot learn from are refused with a ValueError before anything is written."""
     toy = trial.plain
@@ -128,7 +116,6 @@ def labels_needed(trial: Trial) -> None:
             expect(z.isfinite().all(), f"{what}: not all embeddings are finite")
 
 
-@promise()
 def large_features(trial: Trial) -> None:
     """Features whose squares overflow float32 are refused or learned."""
     toy, scale = trial.plain, np.float32(1e25)
@@ -141,7 +128,6 @@ def large_features(trial: Trial) -> None:
     expect(found.map >= 0.6, f"they are accepted, but novel classes are not retrieved: {found}")
 
 
-@promise()
 def embedding_refuses(trial: Trial) -> None:
     """`embed`, `discover`, `predict` and `novelty` refuse items of another width, `embed` items that are not finite."""
     for toy, model in trial.good.items():

@@ -12,23 +12,21 @@ from combemb.testing.promise import (
     expect_refused_fit,
     expect_same,
     expect_same_discovery,
-    promise,
+    expect_same_fits,
+    only_for,
     refused,
     written,
 )
 from combemb.testing.trial import SEEN, Trial
 
 
-@promise()
 def images_embedded(trial: Trial) -> None:
     """Images become finite embeddings and codes, the same from a folder, an array and after `load`."""
     pictures, model = trial.pictures, trial.image_model()
     expect(model.classes_.tolist() == list(SEEN), f"classes_ is {model.classes_}, the folders are {SEEN}")
     of_array = trial.small_for_images().fit(pictures.pixels, pictures.labels)
-    expect_same(
-        of_array.embed(pictures.pixels), model.embed(trial.photos), "embeddings of fits on an array and a folder"
-    )
     N, z = len(pictures.pixels), model.embed(trial.photos)
+    expect_same(of_array.embed(pictures.pixels), z, "embeddings of fits on an array and a folder")
     expect(len(z) == N and z.dtype == torch.float32, f"embeddings of {N} images are {z.dtype} {tuple(z.shape)}")
     expect(z.isfinite().all(), "embeddings are not finite")
     expect(len(z.unique(dim=0)) > N // 2, "most images have the same embedding")
@@ -40,26 +38,21 @@ def images_embedded(trial: Trial) -> None:
         expect(model.codebook.bits == model.bits, f"the codebook has {model.codebook.bits} bits, not {model.bits}")
         expect(codes.shape == (N, len(model.codebook.sizes)), f"codes have shape {tuple(codes.shape)}")
         expect_same(codes, model.codebook.encode(z), "codes of images and of their embeddings")
-    saved = trial.new_folder()
-    model.save(saved)
-    for place in (trial.image_run[1], saved):
+    for place in (trial.image_run[1], trial.saved(model)):
         loaded = trial.cls.load(place)
         expect(loaded.get_params() == model.get_params(), "the settings differ after load")
-        expect_same(loaded.embed(trial.photos), z, "embeddings of the fitted and the loaded method")
+        expect_same_fits(loaded, model, trial.photos, "the fitted and the loaded method")
         expect("broken.csv" not in written(place), "a run folder lists broken images, but there are none")
 
 
-@promise()
 def unusable_images(trial: Trial) -> None:
     """Arrays that are not images, or a wrong number of labels, are refused before anything is written."""
     x, labels = trial.pictures.pixels, trial.pictures.labels
-    cases = ((x.astype(float), "uint8"), (x.transpose(0, 3, 1, 2), "H, W, 3"), (x[:-1], str(len(x))))
-    for given, word in cases:
+    for given, word in ((x.astype(float), "uint8"), (x.transpose(0, 3, 1, 2), "H, W, 3"), (x[:-1], str(len(x)))):
         what = f"images {given.dtype} {given.shape}"
         expect_refused_fit(trial, trial.small_for_images(), given, labels, what, word)
 
 
-@promise()
 def broken_images(trial: Trial) -> None:
     """Labels stay with their images if some are broken; `read` names these, calls with a row per item refuse them."""
     model, pictures = trial.image_model(), trial.pictures
@@ -74,9 +67,7 @@ def broken_images(trial: Trial) -> None:
     data = model.read(trial.damaged)
     expect(data.labels.texts() == pictures.labels[whole].tolist(), "labels stored with images are shifted")
     expect(set(data.broken) == set(pictures.broken), f"broken images are {list(data.broken)}, not {pictures.broken}")
-    expect_same_discovery(
-        model.discover(data, expected, 2), found, "discoveries of a folder and of what `read` returns"
-    )
+    expect_same_discovery(model.discover(data, expected, 2), found, "discoveries of a folder and of `read`")
     shapes = {model.predict(data).shape, model.novelty(data).shape}
     expect(shapes == {(len(whole),)}, f"predictions of {len(whole)} images have shapes {shapes}")
     for use in (model.embed, model.predict, model.novelty):
@@ -88,18 +79,17 @@ def broken_images(trial: Trial) -> None:
             model.discover(trial.damaged, [*pictures.labels, None][:n], 2)
 
 
-@promise()
 def image_labels(trial: Trial) -> None:
     """Labels stored with images are used, except those of a test split; several labels per image are refused."""
-    model, pictures, path = trial.image_model(), trial.pictures, trial.new_file(".csv")
+    model, pictures, path = trial.image_model(), trial.pictures, trial.new_path(".csv")
     found = model.discover(trial.damaged, n_novel=2)
     expect_same_discovery(model.discover(trial.damaged, pictures.labels, 2), found, "discoveries with labels given")
     whole = model.discover(trial.photos, n_novel=2)
     expect(whole.names.tolist() == [*SEEN, "novel-1", "novel-2"], f"the classes are {whole.names}")
     expect_same_discovery(model.discover(pictures.pixels, pictures.labels, 2), whole, "discoveries of an array")
     expect_same(model.predict(pictures.pixels[:5]), model.predict(trial.photos)[:5], "predictions for an array")
-    split = np.where(np.arange(len(pictures.ids)) % 3 == 0, "test", "train")
-    is_test = split == "test"
+    is_test = np.arange(len(pictures.ids)) % 3 == 0
+    split = np.where(is_test, "test", "train")
     shown = np.where(is_test, pictures.targets, pictures.labels)
     data = model.read(pictures.write_manifest(path, trial.photos, shown, split=split))
     hidden = [None if test else label for test, label in zip(is_test, pictures.labels, strict=True)]
@@ -112,13 +102,12 @@ def image_labels(trial: Trial) -> None:
         model.discover(pictures.write_manifest(path, trial.photos, several))
 
 
-@promise(only_for=DeepMethod)
+@only_for(DeepMethod)
 def last_stage_trained(trial: Trial) -> None:
     """With `finetune="last"` the last stage of the backbone is trained, stored and restored."""
-    folder = trial.new_folder()
+    folder = trial.new_path()
     model: Any = trial.small_for_images(finetune="last", learning_rate=0.1).fit(trial.photos, folder=folder)
     before = model.image_input_.backbone.stages["layer4"].state_dict()
     now = model.tower_.backbone.stage.state_dict()
     expect(any(not torch.equal(now[name], before[name]) for name in now), "none of its parameters has changed")
-    loaded = trial.cls.load(folder)
-    expect_same(loaded.embed(trial.photos), model.embed(trial.photos), "embeddings before and after load")
+    expect_same_fits(trial.cls.load(folder), model, trial.photos, "the fitted and the loaded method")

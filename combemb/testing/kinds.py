@@ -9,11 +9,10 @@ from combemb.learning.codes import CodeMethod
 from combemb.learning.head import HeadMethod
 from combemb.learning.run_folder import CONFIG
 from combemb.search.codebook import ProductCodebook
-from combemb.testing.promise import expect, expect_same, promise, refused
+from combemb.testing.promise import expect, expect_same, only_for, refused
 from combemb.testing.trial import Trial
 
 
-@promise()
 def codes_or_none(trial: Trial) -> None:
     """Codes have the requested bits and match the codebook; a method without codes has no `encode`."""
     if not issubclass(trial.cls, CodeMethod):
@@ -29,9 +28,7 @@ def codes_or_none(trial: Trial) -> None:
         expect((codes.long() < torch.tensor(codebook.sizes)).all(), "codes name words that the codebook lacks")
         expect_same(codes, codebook.encode(z), "codes of items and of their embeddings")
         decoded = codebook.decode(codes)
-        expect(
-            decoded.shape == z.shape, f"decoded codes have shape {tuple(decoded.shape)}, embeddings {tuple(z.shape)}"
-        )
+        expect(decoded.shape == z.shape, f"decoded codes are {tuple(decoded.shape)}, embeddings {tuple(z.shape)}")
         scores = codebook.scores(z[:3], codes)
         expect(scores.shape == (3, len(codes)) and scores.isfinite().all(), "scores are not finite (Q, N)")
         if isinstance(codebook, ProductCodebook) and codebook.metric != "inner":
@@ -41,7 +38,6 @@ def codes_or_none(trial: Trial) -> None:
             expect(gain <= 1e-3 * own.abs().max().clamp(min=1), f"codes of decoded vectors score {gain:.2g} more")
 
 
-@promise()
 def predicts_by(trial: Trial) -> None:
     """A method without a head predicts by clusters and refuses `by="head"`; every method refuses other values."""
     toy = trial.plain
@@ -54,16 +50,14 @@ def predicts_by(trial: Trial) -> None:
             model.predict(toy.x, by=by)
 
 
-@promise(only_for=HeadMethod)
+@only_for(HeadMethod)
 def head(trial: Trial) -> None:
     """A head has outputs for `n_novel` novel classes, or for as many as were estimated before training."""
-    toy, (estimated, folder), given_folder = trial.plain, trial.runs[trial.plain], trial.new_folder()
-    given = trial.fitted(n_novel=3)
-    given.save(given_folder)
+    toy, (estimated, folder), given = trial.plain, trial.runs[trial.plain], trial.fitted(n_novel=3)
     numbers = estimated.n_novel_, trial.short.n_novel_
     expect(numbers[0] == numbers[1], f"it is {numbers[0]} after a long fit and {numbers[1]} after a short one")
     expect(given.n_novel_ == 3, f"n_novel_ is {given.n_novel_} with n_novel=3")
-    for model, place in ((estimated, folder), (given, given_folder)):
+    for model, place in ((estimated, folder), (given, trial.saved(given))):
         stored = json.loads((place / CONFIG).read_text())["n_novel"]
         expect(stored == model.n_novel_, f"{CONFIG} says {stored} novel classes, n_novel_ is {model.n_novel_}")
         loaded = trial.cls.load(place)
@@ -77,14 +71,10 @@ def head(trial: Trial) -> None:
     share = float((estimated.predict(toy.x)[known] == toy.labels[known]).mean())
     expect(share > 0.3, f"the head puts only {share:.0%} of the labelled items into their class")
     model = trial.good[toy]
-    expect_same(
-        model.predict(toy.x, by="clusters"),
-        model.discovery_.predict(model.embed(toy.x), toy.clean),
-        "predictions by clusters and those of the discovery",
-    )
+    expected = model.discovery_.predict(model.embed(toy.x), toy.clean)
+    expect_same(model.predict(toy.x, by="clusters"), expected, "predictions by clusters and those of the discovery")
 
 
-@promise()
 def labelled_alone(trial: Trial) -> None:
     """A method with `uses_unlabelled = False` learns the same from the labelled items alone and from all."""
     if not trial.cls.uses_unlabelled:

@@ -11,11 +11,11 @@ import torch
 from combemb.learning.codes import CodeMethod
 from combemb.learning.deep import DeepMethod
 from combemb.search.metrics import code_retrieval, float_retrieval
-from combemb.testing.promise import expect, expect_same, promise
+from combemb.system.machine import limited_threads, seeded
+from combemb.testing.promise import expect, expect_same, expect_same_fits
 from combemb.testing.trial import N_SEEN, Trial
 
 
-@promise()
 def embeddings(trial: Trial) -> None:
     """Embeddings are finite float32 (N, D), differ between items and are the same at every call."""
     for toy, model in trial.good.items():
@@ -27,7 +27,6 @@ def embeddings(trial: Trial) -> None:
         expect_same(model.embed(toy.x), z, "those of two calls")
 
 
-@promise()
 def embedded_alone(trial: Trial) -> None:
     """The embedding of an item depends on its clean view alone, not on other views and items."""
     for toy, model in trial.good.items():
@@ -38,7 +37,6 @@ def embedded_alone(trial: Trial) -> None:
             expect_same(model.embed(given), z, "embeddings of the clean view and of all views")
 
 
-@promise()
 def novel_classes_retrieved(trial: Trial) -> None:
     """New items of novel classes retrieve items of their own class, by embeddings and by codes."""
     for toy, model in trial.good.items():
@@ -52,20 +50,16 @@ def novel_classes_retrieved(trial: Trial) -> None:
             expect(retrieval.map >= least >= 2 * retrieval.chance, f"by {kind}: {retrieval}")
 
 
-@promise()
 def seed_decides(trial: Trial) -> None:
     """The seed determines the outcome."""
     for toy in trial.toys:
         first, same, other = (trial.fitted(toy, seed=seed) for seed in (3, 3, 4))
-        z = first.embed(toy.x)
-        expect_same(z, same.embed(toy.x), "embeddings of two fits with seed=3")
+        expect_same_fits(first, same, toy.x, "two fits with seed=3")
         if isinstance(first, DeepMethod):  # others may be deterministic
-            expect(not torch.equal(z, other.embed(toy.x)), "embeddings of fits with seed=3 and seed=4 are equal")
-        if isinstance(first, CodeMethod) and isinstance(same, CodeMethod):
-            expect_same(first.encode(toy.x), same.encode(toy.x), "codes of two fits with seed=3")
+            is_same = torch.equal(first.embed(toy.x), other.embed(toy.x))
+            expect(not is_same, "embeddings of fits with seed=3 and seed=4 are equal")
 
 
-@promise()
 def second_fit(trial: Trial) -> None:
     """`fit` returns the method itself and discards an earlier fit."""
     toy, labels, method = trial.plain, trial.plain.labels[::-1], trial.small()
@@ -80,32 +74,27 @@ def second_fit(trial: Trial) -> None:
 def _global_state(seed: int) -> Iterator[None]:
     """Set the global random state and two threads, expect that a fit changes neither, and restore the old values."""
 
-    def states() -> list[np.ndarray]:
-        numbers: Any = np.random.get_state()[1:]  # type: ignore[index]  # noqa: NPY002
-        return [torch.get_rng_state().numpy(), *map(np.asarray, numbers), np.array(random.getstate()[1])]
+    def states() -> list[Any]:
+        _, keys, *numbers = np.random.get_state()  # noqa: NPY002
+        return [torch.get_rng_state().tolist(), list(keys), numbers, random.getstate()]
 
-    before, threads = (torch.get_rng_state(), np.random.get_state(), random.getstate()), torch.get_num_threads()  # noqa: NPY002
-    try:
-        torch.set_num_threads(2)
-        torch.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        random.seed(seed)
-        seeded = states()
-        yield
-        is_kept = all(np.array_equal(now, then) for now, then in zip(states(), seeded, strict=True))
-        expect(is_kept, "the global random state of torch, numpy or Python has changed")
-        expect(torch.get_num_threads() == 2, f"torch had 2 threads and has {torch.get_num_threads()} now")
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
-        random.setstate(before[2])
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    with seeded(seed), limited_threads(2):
+        try:
+            np.random.seed(seed)  # noqa: NPY002
+            random.seed(seed)
+            before = states()
+            yield
+            expect(states() == before, "the global random state of torch, numpy or Python has changed")
+            expect(torch.get_num_threads() == 2, f"torch had 2 threads and has {torch.get_num_threads()} now")
+        finally:
+            np.random.set_state(of_numpy)  # noqa: NPY002
+            random.setstate(of_python)
 
 
-@promise()
 def global_state(trial: Trial) -> None:
     """The global random state is neither used nor changed, and the number of threads is left as it was."""
-    x, labels, folder, found = trial.plain.x, trial.plain.labels, trial.new_folder(), []
+    x, labels, folder, found = trial.plain.x, trial.plain.labels, trial.new_path(), []
     for seed in (1, 2):
         with _global_state(seed):
             trial.small().fit(x, labels, folder=folder if seed == 1 else None).save(folder, overwrite=True)
@@ -119,12 +108,10 @@ def global_state(trial: Trial) -> None:
         expect_same(first, second, f"{what} of two fits with different global random states")
 
 
-@promise()
 def numpy_settings(trial: Trial) -> None:
     """Numbers of numpy, such as those of `np.arange` in a sweep, are accepted as settings."""
-    kinds, chosen, folder = {int: np.int64, float: np.float64}, trial.small().get_params(), trial.new_folder()
+    kinds, chosen = {int: np.int64, float: np.float64}, trial.small().get_params()
     numbers: dict[str, Any] = {name: kinds.get(type(value), lambda x: x)(value) for name, value in chosen.items()}
-    method = trial.cls(**numbers)
-    method.fit(trial.plain.x, trial.plain.labels).save(folder)
+    method = trial.cls(**numbers).fit(trial.plain.x, trial.plain.labels)
     expect_same(method.embed(trial.plain.x), trial.references[trial.plain], "embeddings with such settings and without")
-    expect(trial.cls.load(folder).get_params() == chosen, "the settings differ after load")
+    expect(trial.cls.load(trial.saved(method)).get_params() == chosen, "the settings differ after load")

@@ -1,23 +1,26 @@
 """Promises: what every method must do, each checked by one function that raises an error if a method does not."""
 
+import dataclasses
+import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 import combemb
 from combemb.discovery.result import Discovery
+from combemb.learning.codes import CodeMethod
 from combemb.learning.method import Method
 from combemb.system.arrays import to_numpy
 from combemb.testing.trial import Trial
 
 Check = Callable[[Trial], None]
-PROMISES: list["Promise"] = []
-DISCOVERY_PARTS = ("assignment", "distance", "confidence", "is_labelled", "centres", "spreads")
+KINDS: dict[Check, type[Any]] = {}  # the base class of the methods that a check is for, if not all of them
 
 
 class BrokenPromise(AssertionError):
@@ -38,11 +41,8 @@ class Promise:
         try:
             self.check(trial)
         except Exception as error:
-            how = (
-                str(error)
-                if isinstance(error, BrokenExpectation)
-                else f"{type(error).__name__}: {error}{_place(error)}"
-            )
+            kind = "" if isinstance(error, BrokenExpectation) else f"{type(error).__name__}: "
+            how = f"{kind}{error}{_place(error) if kind else ''}"
             broken = f'{trial.cls.__name__} breaks a promise: "{self.text}" ({self.name}): {how}'
             raise BrokenPromise(broken) from error
 
@@ -59,15 +59,22 @@ def _place(error: Exception) -> str:
     return f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
 
 
-def promise(only_for: type[Any] = Method) -> Callable[[Check], Check]:
-    """Register the check of a promise; the first line of its docstring is the text."""
+def only_for(kind: type[Any]) -> Callable[[Check], Check]:
+    """Mark a check as a promise of one kind of methods."""
 
-    def register(check: Check) -> Check:
-        text = (check.__doc__ or "").splitlines()[0].rstrip(".")
-        PROMISES.append(Promise(check.__name__, text[0].lower() + text[1:], check, only_for))
+    def mark(check: Check) -> Check:
+        KINDS[check] = kind
         return check
 
-    return register
+    return mark
+
+
+def promises_in(topic: ModuleType) -> Iterator[Promise]:
+    """Yield the promises of a module: each public function checks one, the first line of its docstring is the text."""
+    for name, check in vars(topic).items():
+        if inspect.isfunction(check) and check.__module__ == topic.__name__ and not name.startswith("_"):
+            text = (check.__doc__ or "").splitlines()[0].rstrip(".")
+            yield Promise(name, text[0].lower() + text[1:], check, KINDS.get(check, Method))
 
 
 def expect(condition: Any, message: str) -> None:
@@ -77,8 +84,8 @@ def expect(condition: Any, message: str) -> None:
 
 
 def expect_same(a: Any, b: Any, what: str) -> None:
-    """Expect two tensors, arrays or lists to be equal; the message counts the rows that differ."""
-    first, second = to_numpy(a), to_numpy(b)
+    """Expect two tensors, arrays, lists or numbers to be equal; the message counts the rows that differ."""
+    first, second = np.atleast_1d(to_numpy(a)), np.atleast_1d(to_numpy(b))
     expect(first.shape == second.shape, f"{what} differ in shape: {first.shape} and {second.shape}")
     differs = np.reshape(first != second, (len(first), -1)).any(axis=1)
     expect(not differs.any(), f"{what} differ in {differs.sum()} of {len(first)} rows")
@@ -86,10 +93,18 @@ def expect_same(a: Any, b: Any, what: str) -> None:
 
 def expect_same_discovery(a: Discovery, b: Discovery, what: str = "discoveries") -> None:
     """Expect two discoveries to be equal in every part."""
-    for part in ("n_seen", "n_novel_interval", "reach"):
-        expect(getattr(a, part) == getattr(b, part), f"{part} differs: {what}")
-    for part in ("names", *DISCOVERY_PARTS):
-        expect_same(getattr(a, part), getattr(b, part), f"{what}: {part}")
+    for field in dataclasses.fields(Discovery):
+        if field.name != "points":
+            expect_same(getattr(a, field.name), getattr(b, field.name), f"{what}: {field.name}")
+
+
+def expect_same_fits(a: Method, b: Method, x: Any, what: str) -> None:
+    """Expect two fitted methods to give these items the same embeddings and, if they have codes, the same codes."""
+    expect_same(a.embed(x), b.embed(x), f"embeddings of {what}")
+    if isinstance(a, CodeMethod) and isinstance(b, CodeMethod):
+        codes = a.encode(x)
+        expect_same(codes, b.encode(x), f"codes of {what}")
+        expect_same(a.codebook.decode(codes), b.codebook.decode(codes), f"decoded codes of {what}")
 
 
 @contextmanager
@@ -109,7 +124,7 @@ def refused(what: str, *words: str) -> Iterator[None]:
 
 def expect_refused_fit(trial: Trial, method: Method, x: Any, labels: Any, what: str, *words: str) -> None:
     """Expect that `fit` refuses the data before anything is written, and leaves the method unfitted."""
-    folder = trial.new_folder()
+    folder = trial.new_path()
     with refused(f"a fit with {what}", *words):
         method.fit(x, labels, folder=folder)
     expect(not folder.exists(), f"a fit with {what} is refused after {', '.join(written(folder))} were written")

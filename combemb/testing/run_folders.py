@@ -1,9 +1,11 @@
 """Promises about run folders: what they hold, restore and refuse."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from safetensors.torch import load_file, save
@@ -15,18 +17,16 @@ from combemb.learning.codes import CodeMethod, require_codes
 from combemb.learning.deep import DeepMethod
 from combemb.learning.run_folder import CONFIG, CURVES, DIAGNOSIS, DISCOVERY, FORMAT_VERSION, LOG, WEIGHTS, RunFolder
 from combemb.learning.saving import was_fitted_with
-from combemb.testing.promise import expect, expect_same, promise, refused, written
+from combemb.testing.promise import expect, expect_same, expect_same_fits, only_for, refused, written
 from combemb.testing.trial import N_SEEN, Trial
 
 SUFFIXES = {".json", ".safetensors", ".jsonl", ".png"}
 
 
-@promise()
 def folder_gives_back(trial: Trial) -> None:
     """A run folder restores the fitted method, whether `fit` or `save` wrote it."""
     for toy, (fitted, folder) in trial.runs.items():
-        saved = trial.new_folder()
-        fitted.save(saved)
+        saved = trial.saved(fitted)
         expect((saved / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes(), "fit and save differ in weights")
         trial.cls.load(saved).save(saved, overwrite=True)
         for loaded in (trial.cls.load(folder), methods.load(str(folder)), methods.load(saved)):
@@ -34,15 +34,9 @@ def folder_gives_back(trial: Trial) -> None:
             expect(loaded.get_params() == fitted.get_params(), "the settings differ after load")
             expect(loaded.classes_.tolist() == fitted.classes_.tolist(), "the classes differ after load")
             for x in (toy.x, toy.queries):
-                expect_same(loaded.embed(x), fitted.embed(x), "embeddings of the fitted and the loaded method")
-            if isinstance(fitted, CodeMethod) and isinstance(loaded, CodeMethod):
-                codes = fitted.encode(toy.x)
-                expect_same(loaded.encode(toy.x), codes, "codes of the fitted and the loaded method")
-                decoded = loaded.codebook.decode(codes), fitted.codebook.decode(codes)
-                expect_same(*decoded, "decoded codes of the fitted and the loaded method")
+                expect_same_fits(loaded, fitted, x, "the fitted and the loaded method")
 
 
-@promise()
 def folder_files(trial: Trial) -> None:
     """A run folder holds no pickle and no temporary file, and its weights are what `state` returns."""
     fitted, folder = trial.runs[trial.plain]
@@ -54,21 +48,18 @@ def folder_files(trial: Trial) -> None:
         expect(load_file(place / WEIGHTS).keys() == fitted.state().keys(), "its weights are not those of `state`")
 
 
-@promise()
 def classes_stored(trial: Trial) -> None:
     """A run folder restores the class names, and knows whether labels are those of its fit."""
-    folder, toy = trial.new_folder(), trial.plain
-    trial.small().fit(toy.x, toy.names("klasse ä{}", gap="")).save(folder)
+    toy = trial.plain
+    folder = trial.saved(trial.small().fit(toy.x, toy.names("klasse ä{}", gap="")))
     names = trial.cls.load(folder).classes_.tolist()
     expect(names == [f"klasse ä{c}" for c in range(N_SEEN)], f"the names are {names}")
     for values, is_same in ((toy.labels, True), (np.roll(toy.labels, 1), False), (toy.names(), False)):
         found = was_fitted_with(trial.runs[toy][1], read_labels(values, len(values)))
-        expect(
-            found == is_same, f"{'the' if is_same else 'other'} labels are{'' if found else ' not'} taken for its own"
-        )
+        whose = "its own" if is_same else "other"
+        expect(found == is_same, f"{whose} labels are{'' if found else ' not'} taken for its own")
 
 
-@promise()
 def old_run_kept(trial: Trial) -> None:
     """A run is replaced only with `overwrite`, and never by a fit that is refused."""
     toy, folder = trial.plain, trial.saved()
@@ -82,10 +73,9 @@ def old_run_kept(trial: Trial) -> None:
     expect(written(folder) == before, "a refused call has changed the folder")
 
 
-@promise()
 def overwriting(trial: Trial) -> None:
     """A fit that overwrites a run leaves nothing of it, neither in the folder nor in the method."""
-    toy, folder, other = trial.plain, trial.new_folder(), trial.fresh()
+    toy, folder, other = trial.plain, trial.new_path(), trial.fresh()
     shutil.copytree(trial.runs[toy][1], folder)
     other.discover(toy.x, toy.labels, 1)
     other.discovery_.save(folder / DISCOVERY)
@@ -96,12 +86,11 @@ def overwriting(trial: Trial) -> None:
     expect(written(folder).keys() == written(trial.runs[toy][1]).keys(), f"the folder holds {sorted(written(folder))}")
     loaded = trial.cls.load(folder)
     expect(loaded.seed == 2, f"the seed is that of the old run, {loaded.seed}")
-    expect_same(loaded.embed(toy.x), method.embed(toy.x), "embeddings of the fitted and the loaded method")
+    expect_same_fits(loaded, method, toy.x, "the fitted and the loaded method")
     expect(RunFolder(folder).log() == getattr(method, "log_", []), "the log is not that of the new fit")
     expect(not hasattr(method, "discovery_"), "the method still has what it discovered before the fit")
 
 
-@promise()
 def refused_resume(trial: Trial) -> None:
     """A resumed fit with other data is refused, changes nothing and leaves the method unfitted."""
     toy, folder, method = trial.plain, trial.saved(), trial.small()
@@ -113,7 +102,6 @@ def refused_resume(trial: Trial) -> None:
         method.embed(toy.x)
 
 
-@promise()
 def damaged_folder(trial: Trial) -> None:
     """A run folder that is damaged, of another method or of another format is refused by name."""
     folder = trial.saved()
@@ -133,7 +121,7 @@ def damaged_folder(trial: Trial) -> None:
             trial.cls.load(folder)
 
 
-@promise(only_for=CodeMethod)
+@only_for(CodeMethod)
 def codes_counted(trial: Trial) -> None:
     """The diagnosis counts the distinct codes of all items learned from."""
     for toy, (fitted, folder) in trial.runs.items():
@@ -143,7 +131,7 @@ def codes_counted(trial: Trial) -> None:
         expect(found == n, f"n_codes in {DIAGNOSIS} is {found}, there are {n}")
 
 
-@promise(only_for=DeepMethod)
+@only_for(DeepMethod)
 def training_logged(trial: Trial) -> None:
     """Training is logged epoch by epoch, in `log_` and in the run folder."""
     fitted, folder = trial.runs[trial.plain]
@@ -154,27 +142,24 @@ def training_logged(trial: Trial) -> None:
     expect(not missing, f"{', '.join(missing)} are missing")
 
 
-@promise(only_for=DeepMethod)
+@only_for(DeepMethod)
 def resumed(trial: Trial) -> None:
     """A fit that was stopped and resumed reaches the state of one that was not."""
-    toy, folder, cls = trial.plain, trial.new_folder(), trial.cls
+    toy, folder, cls = trial.plain, trial.new_path(), trial.cls
     whole = trial.small(epochs=4).fit(toy.x, toy.labels)
-    stopped: Any = type(cls.__name__, (cls,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    on_epoch = cls.on_epoch  # type: ignore[attr-defined]
 
     def stop(self: Any, data: Any, epoch: int) -> None:
         if epoch == 2:
             raise KeyboardInterrupt
-        cls.on_epoch(self, data, epoch)  # type: ignore[attr-defined]
+        on_epoch(self, data, epoch)
 
-    stopped.on_epoch = stop
-    seconds = loop.CHECKPOINT_SECONDS
-    loop.CHECKPOINT_SECONDS = 0.0
-    try:
-        stopped(**trial.small(epochs=4).get_params()).fit(toy.x, toy.labels, folder=folder)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        loop.CHECKPOINT_SECONDS = seconds
+    with (
+        mock.patch.object(loop, "CHECKPOINT_SECONDS", 0.0),
+        mock.patch.object(cls, "on_epoch", stop),
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        trial.small(epochs=4).fit(toy.x, toy.labels, folder=folder)
     again = trial.small(epochs=4).fit(toy.x, toy.labels, folder=folder, resume=True)
     for name, tensor in whole.state().items():
-        expect_same(again.state()[name].reshape(-1), tensor.reshape(-1), f"{name} of a resumed and an undisturbed fit")
+        expect_same(again.state()[name], tensor, f"{name} of a resumed and an undisturbed fit")

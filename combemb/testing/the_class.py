@@ -20,11 +20,10 @@ from combemb.learning.deep import DeepMethod
 from combemb.learning.run_folder import CONFIG
 from combemb.learning.saving import method_name
 from combemb.learning.settings import Limits
-from combemb.testing.promise import expect, expect_refused_fit, promise, refused, written
+from combemb.testing.promise import expect, expect_refused_fit, only_for, refused, written
 from combemb.testing.trial import Trial
 
 
-@promise()
 def settings_described(trial: Trial) -> None:
     """Every setting has a description and a valid default, every number also limits."""
     lost = [name for name, value in vars(trial.cls).items() if isinstance(value, dataclasses.Field)]
@@ -38,7 +37,6 @@ def settings_described(trial: Trial) -> None:
     trial.cls().check_settings()
 
 
-@promise()
 def constructor_stores(trial: Trial) -> None:
     """The constructor stores the settings as they are and does nothing else."""
     given: dict[str, Any] = {field.name: object() for field in dataclasses.fields(trial.cls)}
@@ -50,7 +48,6 @@ def constructor_stores(trial: Trial) -> None:
     expect(not changed, f"it does not store {', '.join(changed)} as given")
 
 
-@promise()
 def sklearn_settings(trial: Trial) -> None:
     """scikit-learn can read, change, show and copy the settings; a copy is not fitted."""
     method, name = trial.small(seed=5), trial.cls.__name__
@@ -70,7 +67,6 @@ def sklearn_settings(trial: Trial) -> None:
         copy.embed(trial.plain.x)
 
 
-@promise()
 def grid_search(trial: Trial) -> None:
     """scikit-learn can search a grid of settings."""
 
@@ -84,7 +80,6 @@ def grid_search(trial: Trial) -> None:
     expect(np.isfinite(search.cv_results_["mean_test_score"]).all(), "a fit failed")
 
 
-@promise()
 def documented(trial: Trial) -> None:
     """The class names its paper with the year, and its docstring gives authors, year and formula."""
     text = trial.cls.__doc__ or ""
@@ -93,17 +88,15 @@ def documented(trial: Trial) -> None:
     expect("=" in text, "the docstring has no formula")
 
 
-@promise()
 def found_by_name(trial: Trial) -> None:
     """`combemb.methods.get` finds the class by the name that is stored in its run folders."""
     name = method_name(trial.cls)
     expect(methods.get(name) is trial.cls, f"{name!r} is another class; define it at the top level of a module")
 
 
-@promise()
 def unfitted_use(trial: Trial) -> None:
     """A method that is not fitted says so when it is used."""
-    method, folder = trial.small(), trial.new_folder()
+    method, folder = trial.small(), trial.new_path()
     uses = [method.embed, method.discover, method.predict, method.novelty, lambda _: method.save(folder)]
     for use in [*uses, *([method.encode] if hasattr(method, "encode") else [])]:
         with refused("use before a fit", "fit(x, labels)"):
@@ -111,7 +104,7 @@ def unfitted_use(trial: Trial) -> None:
     expect(not folder.exists(), "save has written something")
 
 
-def values_outside(field: "dataclasses.Field[Any]") -> Iterator[Any]:
+def _values_outside(field: "dataclasses.Field[Any]") -> Iterator[Any]:
     """Yield values that the limits of a setting exclude, and for numbers NaN."""
     limits: Limits = field.metadata.get("limits", Limits())
     if limits.choices:
@@ -122,13 +115,12 @@ def values_outside(field: "dataclasses.Field[Any]") -> Iterator[Any]:
     yield from [*outside, math.nan] if outside else []
 
 
-@promise()
 def settings_checked(trial: Trial) -> None:
     """`fit`, before anything is written, and `load` refuse a setting outside its limits and name it."""
     x, labels, old, edited = trial.plain.x, trial.plain.labels, trial.saved(), trial.saved()
     before, config = written(old), json.loads((edited / CONFIG).read_text())
     for field in dataclasses.fields(trial.cls):
-        for value in values_outside(field):
+        for value in _values_outside(field):
             method, what = trial.small(**{field.name: value}), f"{field.name}={value!r}"
             expect_refused_fit(trial, method, x, labels, what, field.name)
             with refused(f"a fit with {what} over an old run", field.name):
@@ -141,7 +133,7 @@ def settings_checked(trial: Trial) -> None:
     expect(written(old) == before, "a refused fit has changed the old run in its folder")
 
 
-@promise(only_for=DeepMethod)
+@only_for(DeepMethod)
 def batch_size_checked(trial: Trial) -> None:
     """A batch that cannot hold labelled and unlabelled items is refused before anything is written."""
     if trial.cls.uses_unlabelled:

@@ -4,12 +4,13 @@ import copy
 import dataclasses
 import itertools
 import os
-import shutil
-import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -107,7 +108,7 @@ class Pictures:
         return path
 
 
-class Trial:
+class Trial(ExitStack):
     """A method class with toy data and fits on them, each made on first use.
 
     It is a context manager: temporary files, including the cache of features, are removed at the end. Shared fits must
@@ -115,31 +116,27 @@ class Trial:
     """
 
     def __init__(self, cls: type[Method], settings: dict[str, Any] | None = None):
-        self.cls, self.settings = cls, settings or {}
+        super().__init__()
+        self.cls, self.settings = cls, {**cls.trial_settings, **(settings or {})}
         self.plain, self.views = make_toy(n_views=1), make_toy(n_views=3)
         self.toys = (self.plain, self.views)
         self.pictures = Pictures()
         self._numbers = itertools.count()
 
     def __enter__(self) -> Self:
-        self._root = Path(tempfile.mkdtemp(prefix="combemb-testing-"))
-        self._cache_before = os.environ.get(CACHE)
-        os.environ[CACHE] = str(self._root / "cache")
+        self._root = Path(self.enter_context(TemporaryDirectory(prefix="combemb-testing-", ignore_cleanup_errors=True)))
+        self.enter_context(mock.patch.dict(os.environ, {CACHE: str(self._root / "cache")}))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        del os.environ[CACHE]
-        if self._cache_before is not None:
-            os.environ[CACHE] = self._cache_before
-        shutil.rmtree(self._root, ignore_errors=True)
+    def new_path(self, suffix: str = "") -> Path:
+        """Return the path of a file or folder that does not exist yet."""
+        return self._root / f"{next(self._numbers)}{suffix}"
 
-    def new_folder(self) -> Path:
-        """Return the path of a folder that does not exist yet."""
-        return self._root / f"folder-{next(self._numbers)}"
-
-    def new_file(self, suffix: str) -> Path:
-        """Return the path of a file that does not exist yet."""
-        return self._root / f"file-{next(self._numbers)}{suffix}"
+    def stored(self, labels: np.ndarray) -> Path:
+        """Write the plain items with these labels to a new file."""
+        path = self.new_path(".npz")
+        np.savez(path, x=self.plain.x, labels=labels)
+        return path
 
     def small(self, **settings: Any) -> Method:
         """Return a method with these settings that is quick on the toy data.
@@ -148,7 +145,7 @@ class Trial:
         """
         known = {field.name for field in dataclasses.fields(self.cls)}
         small = {name: value for name, value in SMALL.items() if name in known}
-        return self.cls(**{**small, **self.cls.trial_settings, **self.settings, **settings})
+        return self.cls(**{**small, **self.settings, **settings})
 
     def fitted(self, toy: Toy | None = None, **settings: Any) -> Method:
         """Return a small method after a short fit."""
@@ -164,10 +161,10 @@ class Trial:
         """Return a copy of the short fit."""
         return copy.copy(self.short)
 
-    def saved(self) -> Path:
-        """Return a new run folder of the short fit."""
-        folder = self.new_folder()
-        self.short.save(folder)
+    def saved(self, method: Method | None = None) -> Path:
+        """Save a method, by default the short fit, to a new run folder and return the folder."""
+        folder = self.new_path()
+        (method or self.short).save(folder)
         return folder
 
     @cached_property
@@ -178,9 +175,8 @@ class Trial:
     @cached_property
     def runs(self) -> dict[Toy, tuple[Method, Path]]:
         """A longer fit on each toy, whose results are good, and its run folder."""
-        longer = {"epochs": 15} if "epochs" in self.small().get_params() else {}
-        longer = {**longer, **self.cls.trial_settings, **self.settings}
-        folders = {toy: self.new_folder() for toy in self.toys}
+        longer = {"epochs": 15, **self.settings} if "epochs" in self.small().get_params() else {}
+        folders = {toy: self.new_path() for toy in self.toys}
         return {toy: (self.small(**longer).fit(toy.x, toy.labels, folder=to), to) for toy, to in folders.items()}
 
     @cached_property
@@ -194,21 +190,21 @@ class Trial:
     @cached_property
     def photos(self) -> Path:
         """A folder of the pictures."""
-        return self.pictures.write(self.new_folder())
+        return self.pictures.write(self.new_path())
 
     @cached_property
     def damaged(self) -> Path:
         """A folder of the pictures, two of them broken."""
-        return self.pictures.write(self.new_folder(), self.pictures.broken)
+        return self.pictures.write(self.new_path(), self.pictures.broken)
 
     def small_for_images(self, **settings: Any) -> Method:
         """Return a method that is quick on the pictures."""
         own = {"image_size": SIDE, "n_views": 2, **BACKBONE, "backbone_weights": self._backbone_weights}
-        return self.small(**{**own, **self.cls.trial_settings, **self.settings, **settings})
+        return self.small(**{**own, **self.settings, **settings})
 
     @cached_property
     def _backbone_weights(self) -> str:
-        path = self.new_file(".safetensors")
+        path = self.new_path(".safetensors")
         with seeded(0):
             write_tensors(path, ResNet18(BACKBONE["backbone_width"]).state_dict())
         return str(path)
@@ -216,7 +212,7 @@ class Trial:
     @cached_property
     def image_run(self) -> tuple[Method, Path]:
         """A short fit on the folder of pictures, and its run folder."""
-        folder = self.new_folder()
+        folder = self.new_path()
         return self.small_for_images().fit(self.photos, folder=folder), folder
 
     def image_model(self) -> Method:
