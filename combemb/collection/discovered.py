@@ -17,7 +17,6 @@ from combemb.data.entries import listed
 from combemb.data.given import read_given
 from combemb.discovery.class_number import check_count_by
 from combemb.discovery.result import Discovery
-from combemb.learning.input import load_items
 from combemb.learning.run_folder import TABLE, TEXT, RunFolder
 from combemb.learning.saving import was_fitted_with
 from combemb.system.errors import Note, require
@@ -78,13 +77,13 @@ def discover_in(
     DiscoveredItems
     """
     model = methods.load(run)
-    check_count_by(count_by, model._codebook)
+    check_count_by(count_by, model.codebook)
     given = read_given(path_of(model, run) if x is None else x, labels)
     given, entries = listed(given.training_part() if x is None else given)
     if to_folders:
         check_folders(to_folders, given)
     require(not given.labels.is_multi, "discovery takes one label per item, but these may have several; give one each")
-    data = load_items(model, given, 1, progress)
+    data = model.read(given, progress=progress)
     files = None if given.images is None or given.images.files is None else list(given.images.files)
     if data.rows is not None:
         entries = entries.take(data.rows)

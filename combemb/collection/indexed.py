@@ -17,7 +17,6 @@ from combemb import methods
 from combemb.data.entries import ENTRY_SCHEMA, Entry, listed
 from combemb.data.given import Given, Loaded, read_given
 from combemb.learning.codes import CodeMethod, require_codes
-from combemb.learning.input import load_items
 from combemb.learning.method import Method
 from combemb.learning.run_folder import ENTRIES, INDEX, WEIGHTS, RunFolder
 from combemb.search.index import CodeIndex
@@ -187,7 +186,7 @@ class Collection:
         given, entries = listed(given, n_before)
         if is_new:
             self._refuse_known(entries["id"])
-        data = load_items(self.model, given, 1, progress)
+        data = self.model.read(given, progress=progress)
         self.broken = data.broken
         return data, entries if data.rows is None else entries.take(data.rows)
 

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from combemb.data.folders import RUN_MARKER
-from combemb.learning.curves import Panel, draw_curves
 from combemb.system.files import write_atomically, write_json, write_tensors
 
 FORMAT_VERSION = 2
@@ -69,6 +68,11 @@ class RunFolder:
         """The file of the discovered clusters, which `discover` writes."""
         return self.folder / DISCOVERY
 
+    @property
+    def curves(self) -> Path:
+        """The file of the plot of the log."""
+        return self.folder / CURVES
+
     def has_config(self) -> bool:
         """Whether a run was started here."""
         return (self.folder / CONFIG).is_file()
@@ -107,11 +111,9 @@ class RunFolder:
             raise ValueError(f"the run in {self.folder} was interrupted; continue it with resume")
         return _read_tensors(path)
 
-    def write_report(self, diagnosis: dict[str, Any], log: list[dict[str, Any]], panels: tuple[Panel, ...]) -> None:
-        """Store the diagnosis as JSON and, if there is a log, a plot of it."""
+    def write_diagnosis(self, diagnosis: dict[str, Any]) -> None:
+        """Store what to check before trusting a fit."""
         write_json(self.folder / DIAGNOSIS, diagnosis)
-        if log:
-            write_atomically(self.folder / CURVES, lambda temporary: draw_curves(log, temporary, panels))
 
     def write_broken(self, broken: dict[str, str]) -> None:
         """List the images that could not be read, if there are any, with the reasons."""
