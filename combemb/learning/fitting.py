@@ -74,7 +74,8 @@ def fit(
             run.write_diagnosis({**method.facts(), **(log[-1] if log else {}), **_use_of_codes(method, data.items)})
             if log:
                 draw_curves(log, run.curves, method.panels)
-            saving.write_state(method, run)
+            images = method.image_input_
+            run.write_weights(method.state(), images.own_weights if images else None)
         processes.wait_for_all()  # all find the run complete, and gloo's threads have released their tensors
 
 

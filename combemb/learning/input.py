@@ -3,6 +3,7 @@
 import hashlib
 import statistics
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from combemb import backbones
-from combemb.backbones.base import Backbone
+from combemb.backbones.base import Backbone, LastStage
 from combemb.backbones.extract import extract
 from combemb.data.augmentation import Augmentation, Views
 from combemb.data.embeddings import check_finite
@@ -128,6 +129,19 @@ class ImageInput:
         if not self.size:
             largest = self.backbone.default_size
             self.size = min(max(_typical_side(images, largest), min(MIN_SIDE, largest)), largest)
+
+    def trained_part(self, device: torch.device) -> LastStage | Backbone | None:
+        """Return a copy of the part of the backbone that the method trains; None if it stays frozen."""
+        if self.trained == "none":
+            return None
+        backbone = deepcopy(self.backbone).to(device).eval()
+        return LastStage(backbone, self.size) if self.trained == "last" else backbone
+
+    @property
+    def own_weights(self) -> dict[str, Tensor] | None:
+        """The weights of a backbone that a first stage trained and that is not trained as a whole; otherwise None."""
+        is_own = self.first_stage_weights is not None and self.trained != "all"
+        return self.backbone.state_dict() if is_own else None
 
     def load(self, given: Given, n_views: int, progress: bool | None) -> Loaded:
         """Return images as the items that the method uses, without those that cannot be read."""

@@ -57,16 +57,17 @@ class RunFolder:
             (self.folder / name).unlink(missing_ok=True)
             for leftover in self.folder.glob(f".{name}.*"):  # from a process that was killed while writing
                 leftover.unlink()
-        self.write_config(config)
-
-    def write_config(self, config: dict[str, Any]) -> None:
-        """Store the configuration, atomically."""
         write_json(self.folder / CONFIG, {"format_version": FORMAT_VERSION, **config})
 
     @property
     def discovery(self) -> Path:
         """The file of the discovered clusters, which `discover` writes."""
         return self.folder / DISCOVERY
+
+    @property
+    def backbone(self) -> Path:
+        """The file of the backbone's weights, if the run has its own."""
+        return self.folder / BACKBONE
 
     @property
     def curves(self) -> Path:
@@ -99,8 +100,10 @@ class RunFolder:
         _check_config(path, config)
         return config
 
-    def write_weights(self, tensors: dict[str, Tensor]) -> None:
-        """Store the fitted state and remove the checkpoint that it replaces."""
+    def write_weights(self, tensors: dict[str, Tensor], backbone: dict[str, Tensor] | None = None) -> None:
+        """Store the fitted state, with the backbone if nothing else has it; remove the checkpoint that they replace."""
+        if backbone is not None:
+            write_tensors(self.backbone, backbone)
         write_tensors(self.folder / WEIGHTS, tensors)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 

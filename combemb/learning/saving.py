@@ -10,9 +10,8 @@ import numpy as np
 from combemb.data.labels import Labels
 from combemb.discovery.result import Discovery
 from combemb.learning.interface import Interface
-from combemb.learning.run_folder import BACKBONE, RunFolder
+from combemb.learning.run_folder import RunFolder
 from combemb.system.errors import require
-from combemb.system.files import write_tensors
 from combemb.system.machine import is_available
 from combemb.system.version import __version__
 
@@ -86,20 +85,13 @@ def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
     return known is None or (known == labels.digest and set(config["classes"]) <= set(labels.classes.tolist()))
 
 
-def write_state(method: Interface, run: RunFolder) -> None:
-    """Write the tensors of a fitted method, and the backbone if a first stage trained it and a part stays frozen."""
-    images = method.image_input_
-    if images is not None and images.first_stage_weights is not None and images.trained != "all":
-        write_tensors(run.folder / BACKBONE, images.backbone.state_dict())
-    run.write_weights(method.state())
-
-
 def save(method: Interface, run: RunFolder, overwrite: bool) -> None:
     """Write a run folder."""
     run.check_free(overwrite, resume=False)
     run.start(config_of(method, method.classes_))
     run.write_broken(getattr(method, "broken_", {}))
-    write_state(method, run)
+    images = method.image_input_
+    run.write_weights(method.state(), images.own_weights if images else None)
     if hasattr(method, "discovery_"):
         method.discovery_.save(run.discovery)
 
@@ -133,8 +125,8 @@ def restore(method: Interface, run: RunFolder, config: dict[str, Any]) -> None:
     images = method.image_input_ = None if config["images"] is None else method.image_input()
     if images is not None:
         images.size, images.known_digest = config["images"]["size"], config["images"]["backbone_digest"]
-        if (run.folder / BACKBONE).exists():
-            images.start_from(run.folder / BACKBONE)
+        if run.backbone.exists():
+            images.start_from(run.backbone)
     if config["n_novel"] is not None:
         method.n_novel_ = config["n_novel"]
     try:
