@@ -15,7 +15,7 @@ from combemb.learning.curves import draw_curves
 from combemb.learning.input import load_items
 from combemb.learning.interface import Interface
 from combemb.learning.pretraining import weights_after
-from combemb.learning.run_folder import RunFolder
+from combemb.learning.run_folder import CURVES, RunFolder
 from combemb.search.metrics import code_use
 from combemb.system import processes
 from combemb.system.errors import require
@@ -73,7 +73,7 @@ def fit(
             log = getattr(method, "log_", [])
             run.write_diagnosis({**method.facts(), **(log[-1] if log else {}), **_use_of_codes(method, data.items)})
             if log:
-                draw_curves(log, run.curves, method.panels)
+                draw_curves(log, run.folder / CURVES, method.panels)
             images = method.image_input_
             run.write_weights(method.state(), images.own_weights if images else None)
         processes.wait_for_all()  # all find the run complete, and gloo's threads have released their tensors

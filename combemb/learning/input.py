@@ -71,13 +71,7 @@ class ImageInput:
         The part of the backbone that the method trains. Images become features, inputs of the last stage, or pixels.
     """
 
-    def __init__(
-        self,
-        settings: ImageSettings,
-        seed: int,
-        device: str,
-        trained: str = "none",
-    ):
+    def __init__(self, settings: ImageSettings, seed: int, device: str, trained: str = "none"):
         names = ("crop_area", "flip", "colour", "grey", "blur")
         self.augmentation = Augmentation(**{name: float(getattr(settings, name)) for name in names})
         self.name, self.width, self.weights = settings.backbone, settings.backbone_width, settings.backbone_weights
@@ -197,15 +191,6 @@ def load_items(given: Given, images: ImageInput | None, n_views: int, progress: 
     if images is None:
         raise ValueError("this model was fitted on embeddings; give it embeddings, not images")
     return images.load(given, n_views, progress)
-
-
-def require_none_broken(data: Loaded) -> None:
-    """Raise a ValueError that names one of the images that could not be read, if there are any."""
-    for name, reason in data.broken.items():
-        raise ValueError(
-            f"{len(data.broken)} images cannot be read, such as {name}: {reason}; remove them, or embed what "
-            "`read` returns, whose rows are those of its ids"
-        )
 
 
 def embeddable(items: Items, n_inputs: int | None, progress: bool | None) -> Iterator[Tensor]:

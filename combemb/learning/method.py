@@ -16,7 +16,7 @@ from combemb.discovery.discovering import discover
 from combemb.discovery.result import Discovery
 from combemb.learning import saving
 from combemb.learning.fitting import fit
-from combemb.learning.input import embeddable, load_items, require_none_broken
+from combemb.learning.input import embeddable, load_items
 from combemb.learning.interface import Interface
 from combemb.learning.run_folder import RunFolder
 from combemb.system.errors import require
@@ -120,8 +120,12 @@ class Method(Interface):
     def _read_all(self, x: Any, progress: bool | None) -> Loaded:
         """Read x; a broken image is an error, unless x is what `read` returned."""
         data = self.read(x, progress=progress)
-        if data is not x:
-            require_none_broken(data)
+        if data.broken and data is not x:
+            name, reason = next(iter(data.broken.items()))
+            raise ValueError(
+                f"{len(data.broken)} images cannot be read, such as {name}: {reason}; remove them, or embed what "
+                "`read` returns, whose rows are those of its ids"
+            )
         return data
 
     def discover(

@@ -64,16 +64,6 @@ class RunFolder:
         """The file of the discovered clusters, which `discover` writes."""
         return self.folder / DISCOVERY
 
-    @property
-    def backbone(self) -> Path:
-        """The file of the backbone's weights, if the run has its own."""
-        return self.folder / BACKBONE
-
-    @property
-    def curves(self) -> Path:
-        """The file of the plot of the log."""
-        return self.folder / CURVES
-
     def has_config(self) -> bool:
         """Whether a run was started here."""
         return (self.folder / CONFIG).is_file()
@@ -103,7 +93,7 @@ class RunFolder:
     def write_weights(self, tensors: dict[str, Tensor], backbone: dict[str, Tensor] | None = None) -> None:
         """Store the fitted state, with the backbone if nothing else has it; remove the checkpoint that they replace."""
         if backbone is not None:
-            write_tensors(self.backbone, backbone)
+            write_tensors(self.folder / BACKBONE, backbone)
         write_tensors(self.folder / WEIGHTS, tensors)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 

@@ -10,7 +10,7 @@ import numpy as np
 from combemb.data.labels import Labels
 from combemb.discovery.result import Discovery
 from combemb.learning.interface import Interface
-from combemb.learning.run_folder import RunFolder
+from combemb.learning.run_folder import BACKBONE, RunFolder
 from combemb.system.errors import require
 from combemb.system.machine import is_available
 from combemb.system.version import __version__
@@ -125,8 +125,8 @@ def restore(method: Interface, run: RunFolder, config: dict[str, Any]) -> None:
     images = method.image_input_ = None if config["images"] is None else method.image_input()
     if images is not None:
         images.size, images.known_digest = config["images"]["size"], config["images"]["backbone_digest"]
-        if run.backbone.exists():
-            images.start_from(run.backbone)
+        if (run.folder / BACKBONE).exists():
+            images.start_from(run.folder / BACKBONE)
     if config["n_novel"] is not None:
         method.n_novel_ = config["n_novel"]
     try:

@@ -125,7 +125,7 @@ def test_starting_again_removes_the_files_of_a_run_and_nothing_else(run):
     run.write_checkpoint(1, TENSORS)
     run.append_log(record(1))
     run.write_diagnosis({"n_codes": 1})
-    draw_curves([record(1)], run.curves)
+    draw_curves([record(1)], run.folder / CURVES)
     (run.folder / "notes.txt").write_text("mine")
     assert names(run.folder) == {CONFIG, CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, "notes.txt"}
     config = {"method": "combemb", "settings": {"bits": 12}, "classes": [0, 1]}
@@ -239,6 +239,6 @@ def test_a_diagnosis_is_replaced_and_the_picture_lies_beside_it(run):
     run.write_diagnosis({"n_codes": 3})
     assert names(run.folder) == {CONFIG, DIAGNOSIS}
     run.write_diagnosis({"n_codes": 4})
-    draw_curves([record(1), record(2)], run.curves)
+    draw_curves([record(1), record(2)], run.folder / CURVES)
     assert json.loads((run.folder / DIAGNOSIS).read_text()) == {"n_codes": 4}
     assert (run.folder / CURVES).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
