@@ -21,7 +21,7 @@ from torch import nn
 
 from combemb.data.given import read_given
 from combemb.data.items import ArrayItems
-from combemb.learning.input import training_data
+from combemb.learning.fitting import training_data
 from combemb.methods.combemb import CombEmb
 from combemb.system.machine import own_process
 

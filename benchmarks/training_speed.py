@@ -18,9 +18,8 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from combemb import CombEmb
-from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.learning.batches import Batches
+from combemb.learning.batches import Batches, MappedItems
 from combemb.learning.loop import schedule
 
 N, V, FEATURES, CLASSES, SEEN = 6_000, 3, 256, 10, 7
@@ -96,7 +95,7 @@ def blobs() -> tuple[np.ndarray, np.ndarray]:
 def print_shares(x: np.ndarray, labels: np.ndarray) -> None:
     """Print how the time of a step divides among the parts of our code."""
     model = CombEmb(bits=BITS, epochs=1, batch_size=BATCH).fit(x, labels)
-    items = ArrayItems(x, model.feature_map_).in_memory()
+    items = MappedItems(x, model.feature_map_).in_memory()
     data = Batches(items, read_labels(labels, N), BATCH, 0.5, seed=0, with_clean=True)
     model.prepare(data)
     optimiser = model.optimisers()
@@ -127,7 +126,7 @@ def main() -> None:
     torch.set_num_threads(1)
     x, labels = blobs()
     _, model = our_fit(x, labels)
-    items = ArrayItems(x, model.feature_map_).in_memory()
+    items = MappedItems(x, model.feature_map_).in_memory()
     data = Batches(items, read_labels(labels, N), BATCH, 0.5, seed=0)
     model.prepare(data)
     table = model.meta_classes_.table

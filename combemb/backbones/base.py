@@ -137,6 +137,31 @@ class Backbone(nn.Module):
                     nn.init.zeros_(module.bias)
 
 
+class LastStage(nn.Module):
+    """The last stage of a backbone on flattened inputs; its batch norms keep their statistics."""
+
+    def __init__(self, backbone: Backbone, size: int):
+        super().__init__()
+        self.stage = backbone.stages[backbone.stage_names[-1]]  # the only part that is trained
+        self.last = backbone.last
+        with torch.no_grad():
+            blank = torch.zeros(1, 3, size, size, device=backbone.mean.device)
+            self.shape = tuple(backbone.eval().before_last(blank).shape[1:])
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the training mode of everything but the batch norms, whose statistics come from far more images."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map flattened inputs of the stage (n, C*h*w) to features (n, F)."""
+        features: Tensor = self.last(x.unflatten(1, self.shape))
+        return features
+
+
 def first_of(keys: Collection[str], n: int = 3) -> str:
     """Return the first few of many names, for a message."""
     return ", ".join([*sorted(keys)[:n], *["..."] * (len(keys) > n)])

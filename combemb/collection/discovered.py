@@ -16,7 +16,6 @@ from combemb.collection.indexed import given_or_fitted
 from combemb.data.entries import listed
 from combemb.discovery.class_number import check_count_by
 from combemb.discovery.result import Discovery
-from combemb.learning.input import load_items
 from combemb.learning.run_folder import TABLE, TEXT, RunFolder
 from combemb.learning.saving import was_fitted_with
 from combemb.system.errors import Note, require
@@ -77,12 +76,12 @@ def discover_in(
     DiscoveredItems
     """
     model = methods.load(run)
-    check_count_by(count_by, model._codebook)
+    check_count_by(count_by, model.codebook)
     given, entries = listed(given_or_fitted(x, labels, model, run))
     if to_folders:
         check_folders(to_folders, given)
     require(not given.labels.is_multi, "discovery takes one label per item, but these may have several; give one each")
-    data = load_items(model, given, 1, progress)
+    data = model.read(given, progress=progress)
     if x is None and labels is None and not was_fitted_with(run, given.labels):
         warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
     if data.broken and data.rows is not None:

@@ -17,7 +17,6 @@ from combemb import methods
 from combemb.data.entries import ENTRY_SCHEMA, Entry, listed
 from combemb.data.given import Given, Loaded, read_given
 from combemb.learning.codes import CodeMethod, require_codes
-from combemb.learning.input import load_items
 from combemb.learning.method import Method
 from combemb.learning.run_folder import ENTRIES, INDEX, WEIGHTS, RunFolder
 from combemb.search.index import CodeIndex
@@ -181,7 +180,7 @@ class Collection:
 
     def _load(self, given: Given, entries: pa.Table, progress: bool | None) -> tuple[Loaded, pa.Table]:
         """Return the items that can be read, as the model embeds them, and their entries."""
-        data = load_items(self.model, given, 1, progress)
+        data = self.model.read(given, progress=progress)
         self.broken = data.broken
         return data, entries if data.rows is None else entries.take(data.rows)
 

@@ -1,7 +1,7 @@
 """Items to learn from: rows of an array, or anything that returns tensors of rows and views."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,16 +44,15 @@ class ArrayItems:
     n_rows = 16_384
     is_slow = False
 
-    def __init__(self, x: np.ndarray, transform: Callable[[Tensor], Tensor] | None = None):
+    def __init__(self, x: np.ndarray):
         self.x = x if x.ndim == 3 else x[:, None]
-        self.transform = transform
 
     def __len__(self) -> int:
         return len(self.x)
 
     @property
     def n_features(self) -> int:
-        """F of the array, before the transform."""
+        """F of the array."""
         return int(self.x.shape[2])
 
     @property
@@ -62,23 +61,11 @@ class ArrayItems:
         return int(self.x.shape[1])
 
     def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
-        """Return one view of each row, float32 and transformed. rows (n,), views (n,) or one for all -> (n, F)."""
+        """Return one view of each row, float32. rows (n,), views (n,) or one for all -> (n, F)."""
         picked = self.x[rows.numpy(), views.numpy() if isinstance(views, Tensor) else views]
-        x = torch.from_numpy(np.ascontiguousarray(picked, dtype=np.float32))
-        return self.transform(x) if self.transform else x
+        return torch.from_numpy(np.ascontiguousarray(picked, dtype=np.float32))
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what identifies the data, without reading all of them."""
         some = np.ascontiguousarray(self.x[:: max(len(self) // 1000, 1)])
         return {"shape": list(self.x.shape), "x": hashlib.sha256(some.tobytes()).hexdigest()[:16]}
-
-    def in_memory(self, limit: int = 256 * 2**20) -> "ArrayItems":
-        """Return the items with the transform applied once if they fit into `limit` bytes, otherwise unchanged."""
-        F = self.take(torch.tensor([0])).shape[1]
-        if len(self) * self.n_views * F * 4 > limit:
-            return self
-        x = np.empty((len(self), self.n_views, F), dtype=np.float32)
-        for rows in torch.arange(len(self)).split(self.n_rows):
-            for view in range(self.n_views):
-                x[rows.numpy(), view] = self.take(rows, view).numpy()
-        return ArrayItems(x)

@@ -1,16 +1,40 @@
 """Batches of two views, partly labelled; the batches of an epoch are a pure function of seed and epoch."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from combemb.data.items import Items
+from combemb.data.items import ArrayItems, Items
 from combemb.data.labels import Labels
+
+
+class MappedItems(ArrayItems):
+    """Items as rows of an (N, V, F) array that pass through a map, such as the feature map, when they are read."""
+
+    def __init__(self, x: np.ndarray, transform: Callable[[Tensor], Tensor]):
+        super().__init__(x)
+        self.transform = transform
+
+    def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
+        """Return one view of each row, mapped. rows (n,), views (n,) or one for all -> (n, F')."""
+        return self.transform(super().take(rows, views))
+
+    def in_memory(self, limit: int = 256 * 2**20) -> ArrayItems:
+        """Return the items mapped once if they fit into `limit` bytes, otherwise unchanged."""
+        F = self.take(torch.tensor([0])).shape[1]
+        if len(self) * self.n_views * F * 4 > limit:
+            return self
+        x = np.empty((len(self), self.n_views, F), dtype=np.float32)
+        for rows in torch.arange(len(self)).split(self.n_rows):
+            for view in range(self.n_views):
+                x[rows.numpy(), view] = self.take(rows, view).numpy()
+        return ArrayItems(x)
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,6 @@ class CodeMethod(Method):
     def codebook(self) -> Codebook:
         """The codebook, which encodes embeddings and decodes and scores codes."""
 
-    @property
-    def _codebook(self) -> Codebook:
-        return self.codebook
-
     def encode(self, x: Any, *, progress: bool | None = None) -> Tensor:
         """Encode the clean view of every item.
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from combemb.system.files import write_atomically
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -33,7 +35,7 @@ def draw_curves(log: list[dict[str, Any]], path: Path, panels: tuple[Panel, ...]
     for axes, panel in zip(places, (terms, *panels), strict=True):
         _lines(axes, log, panel)
     _heat(use, log[-1].get("code_use"))
-    figure.savefig(path, dpi=110, format="png")
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=110, format="png"))
 
 
 def _lines(axes: "Axes", log: list[dict[str, Any]], panel: Panel) -> None:

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from combemb.backbones.base import LastStage
 from combemb.backbones.feature_map import FeatureMap, fit_feature_map, unit_feature_map
 from combemb.data.given import Loaded
 from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.labels import Labels, require_labelled, require_partly_labelled
-from combemb.learning.batches import Batch, Batches
+from combemb.learning.batches import Batch, Batches, MappedItems
 from combemb.learning.input import ImageInput
 from combemb.learning.loop import Terms, descend, require_trained, schedule, train
 from combemb.learning.method import Method
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
-from combemb.learning.tower import LastStage, Tower, trained_part
 from combemb.system import processes
 from combemb.system.errors import require
 from combemb.system.machine import bfloat16_runs, limited_threads, resolved, seeded
@@ -141,14 +141,12 @@ class DeepMethod(Method):
     def scratch(self) -> SimpleNamespace:
         """A namespace for what only training needs, such as features of all items; deleted when a fit ends."""
         if not hasattr(self, "scratch_"):
-            self.scratch_ = SimpleNamespace()
+            self.scratch_ = SimpleNamespace(kept={})
         return self.scratch_
 
     @property
     def kept(self) -> Terms:
         """Tensors that change during training and are stored in checkpoints only, such as targets of all items."""
-        if not hasattr(self.scratch, "kept"):
-            self.scratch.kept = {}
         kept: Terms = self.scratch.kept
         return kept
 
@@ -191,10 +189,10 @@ class DeepMethod(Method):
         self._batches(data.items, data.labels).require_enough()
         with limited_threads(self.threads):
             items, device = data.items, resolved(self.device)
-            backbone = trained_part(self.image_input_, device)
+            backbone = self._trained_part(device)
             feature_map = self._feature_map(items, backbone, progress)
-            if backbone is None and isinstance(items, ArrayItems):
-                items = ArrayItems(items.x, feature_map).in_memory()
+            if isinstance(items, ArrayItems) and backbone is None and feature_map is not None:
+                items = MappedItems(items.x, feature_map).in_memory()
             self.tower_ = Tower(backbone, feature_map or nn.Identity(), nn.Identity()).to(device)
             batches = self._batches(items, data.labels)
             self._count_novel(batches, progress)
@@ -226,6 +224,9 @@ class DeepMethod(Method):
         if not self.uses_feature_map:
             return unit_feature_map(next(iter(found)).shape[1])
         return fit_feature_map(found, self.max_features)
+
+    def _trained_part(self, device: torch.device) -> nn.Module | None:
+        return None if self.image_input_ is None else self.image_input_.trained_part(device)
 
     def _build_network(self, n_seen: int) -> None:
         feature_map = self.tower_.feature_map
@@ -287,7 +288,27 @@ class DeepMethod(Method):
         components = state.get("feature_map.components") if may_lack_map else state["feature_map.components"]
         feature_map = nn.Identity() if components is None else FeatureMap(*components.shape)
         device = resolved(self.device)
-        self.tower_ = Tower(trained_part(self.image_input_, device), feature_map, nn.Identity()).to(device)
+        self.tower_ = Tower(self._trained_part(device), feature_map, nn.Identity()).to(device)
         self._build_network(len(self.classes_))
         self.tower_.load_state_dict(state)
         self.tower_.eval()
+
+
+class Tower(nn.Module):
+    """Items -> features of the backbone -> mapped features -> output of the method's network."""
+
+    def __init__(self, backbone: nn.Module | None, feature_map: nn.Module, network: nn.Module):
+        super().__init__()
+        self.backbone, self.feature_map, self.network = backbone, feature_map, network
+
+    def features(self, x: Tensor) -> Tensor:
+        """Map a batch of items to mapped features (n, F')."""
+        x = x if self.backbone is None else self.backbone(x).float()
+        with torch.autocast(x.device.type, enabled=False):  # the network runs in float32
+            mapped: Tensor = self.feature_map(x)
+        return mapped
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map a batch of items to the output of the network."""
+        out: Tensor = self.network(self.features(x))
+        return out

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from combemb.discovery.discovering import NOVEL
 from combemb.discovery.result import free_names
 from combemb.learning.batches import Batches
 from combemb.learning.deep import DeepMethod
-from combemb.learning.input import embeddable
 from combemb.learning.settings import setting
 from combemb.system.errors import require
 from combemb.system.machine import resolved
@@ -27,6 +26,8 @@ class HeadMethod(DeepMethod):
 
     `n_novel_`, the number of novel classes, is determined before the network is built and stored in run.json.
     """
+
+    predicts_by: ClassVar[str] = "head"
 
     n_novel: int | None = setting(
         None, "novel classes that the head has outputs for; None: estimated on the features before training", at_least=0
@@ -49,17 +50,12 @@ class HeadMethod(DeepMethod):
             return super().predict(x, by=by, progress=progress)
         require(by in {None, "head"}, f"by={by!r}; choose 'head' or 'clusters'")
         places = []
-        for chunk in embeddable(self, x, progress):
+        for chunk in self._chunks(x, progress):
             with torch.no_grad():
                 places.append(self.logits(self.tower_.features(chunk.to(resolved(self.device)))).argmax(dim=1).cpu())
         seen = self.classes_.tolist()
         names = np.array([*seen, *islice(free_names(NOVEL, set(seen)), self.n_novel_), None], dtype=object)
         return np.asarray(names[torch.cat(places).numpy()])
-
-    @property
-    def predicts_by(self) -> str:
-        """What `predict` uses by default."""
-        return "head"
 
     def report(self) -> list[str]:
         """Return a line with the number of classes of the head, and whether that of the novel ones was estimated."""

@@ -3,32 +3,28 @@
 import hashlib
 import statistics
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from combemb import backbones
-from combemb.backbones.base import Backbone
+from combemb.backbones.base import Backbone, LastStage
 from combemb.backbones.extract import extract
 from combemb.data.augmentation import Augmentation, Views
 from combemb.data.embeddings import check_finite
 from combemb.data.given import Given, Loaded
 from combemb.data.image_items import ImageItems, readable
 from combemb.data.images import BrokenImage, Images
-from combemb.data.items import ArrayItems, chunks
-from combemb.data.labels import require_labelled
-from combemb.learning.pretraining import weights_after
+from combemb.data.items import ArrayItems, Items, chunks
 from combemb.learning.settings import setting
 from combemb.system.errors import require
 from combemb.system.machine import limited_threads, n_cores, resolved, seeded
-
-if TYPE_CHECKING:
-    from combemb.learning.method import Method
 
 MIN_SIDE = 96  # pixels; smaller images are enlarged
 MAX_UNCACHED_IMAGES = 256  # clean features of up to so many images, such as queries, are not cached
@@ -75,13 +71,7 @@ class ImageInput:
         The part of the backbone that the method trains. Images become features, inputs of the last stage, or pixels.
     """
 
-    def __init__(
-        self,
-        settings: ImageSettings,
-        seed: int,
-        device: str,
-        trained: str = "none",
-    ):
+    def __init__(self, settings: ImageSettings, seed: int, device: str, trained: str = "none"):
         names = ("crop_area", "flip", "colour", "grey", "blur")
         self.augmentation = Augmentation(**{name: float(getattr(settings, name)) for name in names})
         self.name, self.width, self.weights = settings.backbone, settings.backbone_width, settings.backbone_weights
@@ -134,6 +124,19 @@ class ImageInput:
             largest = self.backbone.default_size
             self.size = min(max(_typical_side(images, largest), min(MIN_SIDE, largest)), largest)
 
+    def trained_part(self, device: torch.device) -> LastStage | Backbone | None:
+        """Return a copy of the part of the backbone that the method trains; None if it stays frozen."""
+        if self.trained == "none":
+            return None
+        backbone = deepcopy(self.backbone).to(device).eval()
+        return LastStage(backbone, self.size) if self.trained == "last" else backbone
+
+    @property
+    def own_weights(self) -> dict[str, Tensor] | None:
+        """The weights of a backbone that a first stage trained and that is not trained as a whole; otherwise None."""
+        is_own = self.first_stage_weights is not None and self.trained != "all"
+        return self.backbone.state_dict() if is_own else None
+
     def load(self, given: Given, n_views: int, progress: bool | None) -> Loaded:
         """Return images as the items that the method uses, without those that cannot be read."""
         assert given.images is not None
@@ -180,66 +183,25 @@ class ImageInput:
         return ImageItems(Views(images, self.size, self.augmentation, self.seed), rows), rows, broken
 
 
-def training_data(method: "Method", given: Given, progress: bool | None) -> Loaded:
-    """Return the items to learn from; whatever can be checked before images are read is checked first."""
-    everything = given
-    if not method.uses_unlabelled:
-        require_labelled(given.labels)
-        if not given.labels.is_labelled.all():
-            given = given.take(np.flatnonzero(given.labels.is_labelled))
-    method.check_labels(given.labels)  # before a backbone is loaded
-    images = method.image_input_ = None if given.images is None else method.image_input()
-    n_features = images.backbone.n_features if images else int(np.shape(given.x)[-1])  # type: ignore[arg-type]
-    method.check_features(len(given), n_features)
-    if images:
-        for stage in method.first_stages():
-            images.start_from(weights_after(stage, images, everything, progress))
-    data = load_items(method, given, method.n_views, progress)
-    if data.broken:
-        method.check_labels(data.labels)
-        method.check_features(len(data.labels), n_features)
-    if images:
-        images.known_digest = images.digest
-    if isinstance(data.items, ArrayItems):
-        check_finite(data.items.x, progress=progress)
-    return data
-
-
-def load_items(method: "Method", given: Given, n_views: int, progress: bool | None) -> Loaded:
-    """Return the given embeddings or images as items that the method uses, without broken images."""
-    is_fitted = hasattr(method, "classes_")
-    images = getattr(method, "image_input_", None)
+def load_items(given: Given, images: ImageInput | None, n_views: int, progress: bool | None) -> Loaded:
+    """Return embeddings, or images by their reader, as items; images that cannot be read are left out."""
     if given.images is None:
         assert given.x is not None
         return Loaded(ArrayItems(given.x), given, given.ids)
-    require(not is_fitted or images is not None, "this model was fitted on embeddings; give it embeddings, not images")
-    return (images or method.image_input()).load(given, n_views, progress)
+    if images is None:
+        raise ValueError("this model was fitted on embeddings; give it embeddings, not images")
+    return images.load(given, n_views, progress)
 
 
-def load_all(method: "Method", x: Any, progress: bool | None) -> Loaded:
-    """Return all items of x; raise a ValueError if an image cannot be read, unless x is what `read` returned."""
-    data = method.read(x, progress=progress)
-    if data.broken and data is not x:
-        name, reason = next(iter(data.broken.items()))
-        raise ValueError(
-            f"{len(data.broken)} images cannot be read, such as {name}: {reason}; remove them, or embed what "
-            "`read` returns, whose rows are those of its ids"
-        )
-    return data
-
-
-def embeddable(method: "Method", x: Any, progress: bool | None) -> Iterator[Tensor]:
-    """Return the items to embed by a fitted method, in chunks of rows."""
-    method._require_fitted()
-    items = load_all(method, x, progress).items
-    takes_pixels = method.image_input_ is not None and method.image_input_.trained == "all"
+def embeddable(items: Items, n_inputs: int | None, progress: bool | None) -> Iterator[Tensor]:
+    """Return items in chunks of rows if a method can embed them: features, n_inputs of them; pixels if that is None."""
     require(
-        isinstance(items, ArrayItems) != takes_pixels,
+        isinstance(items, ArrayItems) == (n_inputs is not None),
         "this model was fitted on images with finetune='all'; give it images",
     )
     if isinstance(items, ArrayItems):
-        if items.n_features != method.n_inputs:
-            raise ValueError(f"x has {items.n_features} features; this model was fitted on {method.n_inputs}")
+        if items.n_features != n_inputs:
+            raise ValueError(f"x has {items.n_features} features; this model was fitted on {n_inputs}")
         check_finite(items.x[:, 0], allow_constant=True, progress=progress)
     return chunks(items, "embedding", progress)
 

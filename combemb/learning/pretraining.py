@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from filelock import FileLock
 
@@ -11,10 +11,8 @@ from combemb.backbones.base import Backbone
 from combemb.backbones.feature_cache import cache_root
 from combemb.data.given import Given
 from combemb.data.image_items import readable
+from combemb.learning.input import ImageInput
 from combemb.system.files import write_tensors
-
-if TYPE_CHECKING:
-    from combemb.learning.input import ImageInput
 
 STAGE_FORMAT = 1  # increased when the same recipe gives other weights
 
@@ -35,7 +33,7 @@ class FirstStage(Protocol):
         """
 
 
-def weights_after(stage: FirstStage, images: "ImageInput", given: Given, progress: bool | None) -> Path:
+def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress: bool | None) -> Path:
     """Return the file of a backbone's weights after a first stage: from the cache, or trained and stored there.
 
     All methods that use the same stage share the file; other processes wait until it is written.

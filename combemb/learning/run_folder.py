@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from combemb.data.folders import RUN_MARKER
-from combemb.learning.curves import Panel, draw_curves
 from combemb.system.files import write_atomically, write_json, write_tensors
 
 FORMAT_VERSION = 2
@@ -58,10 +57,6 @@ class RunFolder:
             (self.folder / name).unlink(missing_ok=True)
             for leftover in self.folder.glob(f".{name}.*"):  # from a process that was killed while writing
                 leftover.unlink()
-        self.write_config(config)
-
-    def write_config(self, config: dict[str, Any]) -> None:
-        """Store the configuration, atomically."""
         write_json(self.folder / CONFIG, {"format_version": FORMAT_VERSION, **config})
 
     @property
@@ -95,8 +90,10 @@ class RunFolder:
         _check_config(path, config)
         return config
 
-    def write_weights(self, tensors: dict[str, Tensor]) -> None:
-        """Store the fitted state and remove the checkpoint that it replaces."""
+    def write_weights(self, tensors: dict[str, Tensor], backbone: dict[str, Tensor] | None = None) -> None:
+        """Store the fitted state, with the backbone if nothing else has it; remove the checkpoint that they replace."""
+        if backbone is not None:
+            write_tensors(self.folder / BACKBONE, backbone)
         write_tensors(self.folder / WEIGHTS, tensors)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
@@ -107,11 +104,9 @@ class RunFolder:
             raise ValueError(f"the run in {self.folder} was interrupted; continue it with resume")
         return _read_tensors(path)
 
-    def write_report(self, diagnosis: dict[str, Any], log: list[dict[str, Any]], panels: tuple[Panel, ...]) -> None:
-        """Store the diagnosis as JSON and, if there is a log, a plot of it."""
+    def write_diagnosis(self, diagnosis: dict[str, Any]) -> None:
+        """Store what to check before trusting a fit."""
         write_json(self.folder / DIAGNOSIS, diagnosis)
-        if log:
-            write_atomically(self.folder / CURVES, lambda temporary: draw_curves(log, temporary, panels))
 
     def write_broken(self, broken: dict[str, str]) -> None:
         """List the images that could not be read, if there are any, with the reasons."""

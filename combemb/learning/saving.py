@@ -3,39 +3,31 @@
 import dataclasses
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from combemb.data.given import Given, Loaded
-from combemb.data.items import Items
 from combemb.data.labels import Labels
 from combemb.discovery.result import Discovery
+from combemb.learning.interface import Interface
 from combemb.learning.run_folder import BACKBONE, RunFolder
-from combemb.search.metrics import code_use
 from combemb.system.errors import require
-from combemb.system.files import write_tensors
 from combemb.system.machine import is_available
 from combemb.system.version import __version__
 
-if TYPE_CHECKING:
-    from combemb.learning.method import Method
-
-OwnMethod = TypeVar("OwnMethod", bound="Method")
+OwnMethod = TypeVar("OwnMethod", bound=Interface)
 
 BUILT_IN = "combemb.methods."
 DIGESTS = {"key": "the images", "labels": "the labels", "backbone_digest": "the weights of the backbone"}
-MAX_DIAGNOSED_ITEMS = 20_000  # codes of at most so many items are counted at the end of a fit
 
 
-def method_name(cls: type["Method"]) -> str:
+def method_name(cls: type[Interface]) -> str:
     """Return the name by which `combemb.methods.get` finds a class: that of its file, or `package.module:Class`."""
     module = cls.__module__
     return module.removeprefix(BUILT_IN) if module.startswith(BUILT_IN) else f"{module}:{cls.__qualname__}"
 
 
-def settings_of(method: "Method") -> dict[str, Any]:
+def settings_of(method: Interface) -> dict[str, Any]:
     """Return the settings of a method as JSON, with absolute paths."""
     chosen = {name: _plain(value) for name, value in method.get_params().items()}
     if chosen["backbone_weights"] is not None:
@@ -45,7 +37,7 @@ def settings_of(method: "Method") -> dict[str, Any]:
     return chosen
 
 
-def config_of(method: "Method", classes: np.ndarray, data: dict[str, Any] | None = None) -> dict[str, Any]:
+def config_of(method: Interface, classes: np.ndarray, data: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return everything that restores the method except its tensors, as JSON."""
     images = method.image_input_
     return {
@@ -60,12 +52,7 @@ def config_of(method: "Method", classes: np.ndarray, data: dict[str, Any] | None
     }
 
 
-def data_of(given: Given, data: Loaded) -> dict[str, Any]:
-    """Return what identifies the data of a fit."""
-    return {**data.items.fingerprint(), "key": data.key, "labels": given.labels.digest}
-
-
-def require_same_settings(method: "Method", folder: Path, stored: dict[str, Any]) -> None:
+def require_same_settings(method: Interface, folder: Path, stored: dict[str, Any]) -> None:
     """Raise a ValueError if a run to be resumed was started with other settings, before any data are read."""
     now = {"method": method_name(type(method)), **settings_of(method)}
     _require_equal(folder, {"method": stored["method"], **stored["settings"]}, now)
@@ -98,20 +85,13 @@ def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
     return known is None or (known == labels.digest and set(config["classes"]) <= set(labels.classes.tolist()))
 
 
-def write_state(method: "Method", run: RunFolder) -> None:
-    """Write the tensors of a fitted method, and the backbone if a first stage trained it and a part stays frozen."""
-    images = method.image_input_
-    if images is not None and images.first_stage_weights is not None and images.trained != "all":
-        write_tensors(run.folder / BACKBONE, images.backbone.state_dict())
-    run.write_weights(method.state())
-
-
-def save(method: "Method", run: RunFolder, overwrite: bool) -> None:
+def save(method: Interface, run: RunFolder, overwrite: bool) -> None:
     """Write a run folder."""
     run.check_free(overwrite, resume=False)
     run.start(config_of(method, method.classes_))
     run.write_broken(getattr(method, "broken_", {}))
-    write_state(method, run)
+    images = method.image_input_
+    run.write_weights(method.state(), images.own_weights if images else None)
     if hasattr(method, "discovery_"):
         method.discovery_.save(run.discovery)
 
@@ -140,7 +120,7 @@ def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
     return method
 
 
-def restore(method: "Method", run: RunFolder, config: dict[str, Any]) -> None:
+def restore(method: Interface, run: RunFolder, config: dict[str, Any]) -> None:
     """Set the fitted state of a method from a run folder."""
     images = method.image_input_ = None if config["images"] is None else method.image_input()
     if images is not None:
@@ -158,18 +138,6 @@ def restore(method: "Method", run: RunFolder, config: dict[str, Any]) -> None:
             method.discovery_ = Discovery.load(run.discovery)
         except ValueError as error:  # the rest of the run can still be used
             warnings.warn(str(error), stacklevel=5)
-
-
-def diagnosis(method: "Method", items: Items) -> dict[str, Any]:
-    """Return what to check before trusting a fit."""
-    log = getattr(method, "log_", [])
-    found = {**method.facts(), **(log[-1] if log else {})}
-    if (codebook := method._codebook) is None:
-        return found
-    some = torch.arange(0, len(items), -(-len(items) // MAX_DIAGNOSED_ITEMS))
-    with torch.no_grad():
-        z = torch.cat([method._embed(items.take(rows)).cpu() for rows in some.split(items.n_rows)])
-    return {**found, **code_use(codebook.encode(z), codebook.sizes)}
 
 
 def _plain(value: Any) -> Any:

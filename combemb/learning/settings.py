@@ -65,6 +65,27 @@ def setting(default: Any, about: str, **limits: Any) -> Any:
 class Settings:
     """scikit-learn's interface to settings; importing its base class would take a second at every start."""
 
+    def check_settings(self) -> None:
+        """Check the types and limits of all settings; subclasses add relations between settings.
+
+        Raises
+        ------
+        ValueError
+            If a value is not allowed whatever the data are; it names the setting and the values that are.
+        """
+        hints = get_type_hints(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, hint = getattr(self, field.name), hints[field.name]
+            kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+            limits = field.metadata.get("limits", Limits())
+            is_tuple = any(get_origin(kind) is tuple for kind in kinds)
+            allowed = f"a tuple of one or more of {', '.join(map(str, limits.choices))}" if is_tuple else str(limits)
+            wanted = [TYPE_TEXTS.get(kind, allowed if is_tuple else _text(kind)) for kind in kinds]
+            is_right = any(_is_of(value, kind) for kind in kinds)
+            require(is_right, f"{field.name}={value!r} must be {' or '.join(wanted)}")
+            or_none = ", or None" if NoneType in kinds else ""
+            require(value is None or limits.allow(value), f"{field.name}={value!r} must be {allowed}{or_none}")
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return all settings by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -86,32 +107,6 @@ class Settings:
         from sklearn.base import BaseEstimator  # noqa: PLC0415
 
         return BaseEstimator().__sklearn_tags__()
-
-
-def check_settings(settings: Any) -> None:
-    """Check the types and limits of all settings.
-
-    Parameters
-    ----------
-    settings : object
-        A dataclass whose fields were declared by `setting`.
-
-    Raises
-    ------
-    ValueError
-        If a value is not allowed; it names the setting and the values that are.
-    """
-    hints = get_type_hints(type(settings))
-    for field in dataclasses.fields(settings):
-        value, hint = getattr(settings, field.name), hints[field.name]
-        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        limits = field.metadata.get("limits", Limits())
-        is_tuple = any(get_origin(kind) is tuple for kind in kinds)
-        allowed = f"a tuple of one or more of {', '.join(map(str, limits.choices))}" if is_tuple else str(limits)
-        wanted = [TYPE_TEXTS.get(kind, allowed if is_tuple else _text(kind)) for kind in kinds]
-        require(any(_is_of(value, kind) for kind in kinds), f"{field.name}={value!r} must be {' or '.join(wanted)}")
-        or_none = ", or None" if NoneType in kinds else ""
-        require(value is None or limits.allow(value), f"{field.name}={value!r} must be {allowed}{or_none}")
 
 
 def _text(kind: Any) -> str:

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 from importlib.metadata import entry_points
+from operator import attrgetter
 from pathlib import Path
 
 from combemb.learning.method import Method
@@ -64,9 +65,7 @@ def get(name: str) -> type[Method]:
             f"there is no method {name!r}; choose one of {', '.join(names())}, or package.module:Class for your own"
         )
     try:
-        cls: object = importlib.import_module(module_name)
-        for part in path.split("."):
-            cls = getattr(cls, part)
+        cls = attrgetter(path)(importlib.import_module(module_name))
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ValueError(f"cannot import the method {name!r}: {error}; is its package installed?") from error
     return _checked(cls, name)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from combemb.backbones.feature_map import moments
 from combemb.data.given import Loaded
-from combemb.data.items import ArrayItems, chunks
+from combemb.data.items import chunks
 from combemb.learning.codes import CodeMethod
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
@@ -38,12 +38,11 @@ class ITQ(CodeMethod):
             raise ValueError(f"bits={self.bits} does not fit {N} items with {F} features; use 1 to {min(F, N)} bits")
 
     def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
-        assert isinstance(data.items, ArrayItems)
-        scaled = ArrayItems(data.items.x, self._scaled)
-        self.mean_, covariance = moments(chunks(scaled, "projecting", progress))
+        self.mean_, covariance = moments(map(self._scaled, chunks(data.items, "projecting", progress)))
         _, vectors = torch.linalg.eigh(covariance)
         components = vectors[:, -self.bits :].flip(1)  # (F, bits), by decreasing variance
-        projected = torch.cat([((chunk - self.mean_) @ components).float() for chunk in chunks(scaled)])  # (N, bits)
+        centred = (self._scaled(chunk) - self.mean_ for chunk in chunks(data.items))
+        projected = torch.cat([(chunk @ components).float() for chunk in centred])  # (N, bits)
         generator = torch.Generator().manual_seed(int(self.seed))
         rotation = torch.linalg.qr(torch.randn(self.bits, self.bits, generator=generator)).Q
         for _ in range(self.iterations):

@@ -10,6 +10,7 @@ from torch import Tensor
 from combemb.backbones.feature_map import FeatureMap, fit_feature_map
 from combemb.data.embeddings import read_embeddings
 from combemb.data.items import ArrayItems, chunks
+from combemb.learning.batches import MappedItems
 
 
 def features(N: int = 300, F: int = 12, seed: int = 0) -> np.ndarray:
@@ -122,7 +123,7 @@ def test_a_memory_map_of_half_precision(tmp_path: Path):
     assert mapped.dtype == np.float16
     found = fit_feature_map(chunks(ArrayItems(mapped)), 256)
     assert found.mean.dtype == torch.float32
-    items = ArrayItems(mapped, found).in_memory()
+    items = MappedItems(mapped, found).in_memory()
     assert_same_up_to_signs(items.take(torch.arange(300)), explicit(x, 12))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from combemb.data.items import ArrayItems, chunks
 from combemb.data.labels import read_labels
-from combemb.learning.batches import Batch, Batches, jitter
+from combemb.learning.batches import Batch, Batches, MappedItems, jitter
 
 
 def numbered(N: int, V: int, F: int = 3) -> np.ndarray:
@@ -259,7 +259,7 @@ def test_an_uneven_batch_is_cut_so_that_every_process_has_equally_many():
 
 def test_rows_are_read_as_float32_and_transformed():
     x = numbered(6, 2).astype(np.float16)
-    items = ArrayItems(x, lambda rows: rows[:, :2] / 2)
+    items = MappedItems(x, lambda rows: rows[:, :2] / 2)
     found = items.take(torch.tensor([4, 0]), torch.tensor([1, 0]))
     assert found.dtype == torch.float32
     assert found.tolist() == [[21.0, 21.0], [0.5, 0.5]]
@@ -283,9 +283,9 @@ def test_chunks_are_the_clean_view_in_order():
 @pytest.mark.parametrize(("limit", "is_held"), [(10 * 3 * 2 * 4, True), (10 * 3 * 2 * 4 - 1, False)])
 def test_items_that_fit_are_held_in_memory_and_are_the_same(limit, is_held):
     transform: Callable[[Tensor], Tensor] = lambda rows: rows[:, :2] ** 2  # noqa: E731
-    items = ArrayItems(numbered(10, 3), transform)
+    items = MappedItems(numbered(10, 3), transform)
     held = items.in_memory(limit)
     assert (held is not items) == is_held
-    assert (held.transform is None) == is_held
+    assert isinstance(held, MappedItems) != is_held
     rows, views = torch.tensor([7, 0, 3]), torch.tensor([2, 0, 1])
     assert torch.equal(held.take(rows, views), items.take(rows, views))

@@ -14,7 +14,7 @@ from combemb import methods
 from combemb.backbones import build
 from combemb.data.given import read_given
 from combemb.data.images import Images
-from combemb.learning.input import training_data
+from combemb.learning.fitting import training_data
 from combemb.methods.combemb import CombEmb
 from combemb.search.metrics import float_retrieval
 from combemb.system.machine import seeded

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from combemb.learning.curves import draw_curves
 from combemb.learning.run_folder import (
     CHECKPOINT,
     CONFIG,
@@ -123,7 +124,8 @@ def test_starting_again_removes_the_files_of_a_run_and_nothing_else(run):
     run.write_weights(TENSORS)
     run.write_checkpoint(1, TENSORS)
     run.append_log(record(1))
-    run.write_report({"n_codes": 1}, [record(1)], ())
+    run.write_diagnosis({"n_codes": 1})
+    draw_curves([record(1)], run.folder / CURVES)
     (run.folder / "notes.txt").write_text("mine")
     assert names(run.folder) == {CONFIG, CHECKPOINT, WEIGHTS, LOG, DIAGNOSIS, CURVES, "notes.txt"}
     config = {"method": "combemb", "settings": {"bits": 12}, "classes": [0, 1]}
@@ -233,9 +235,10 @@ def test_a_last_line_cut_short_is_left_out(run, cut):
     assert run.log() == [record(1), record(2), record(3)]
 
 
-def test_a_report_has_numbers_and_a_picture_where_something_was_trained(run):
-    run.write_report({"n_codes": 3}, [], ())
+def test_a_diagnosis_is_replaced_and_the_picture_lies_beside_it(run):
+    run.write_diagnosis({"n_codes": 3})
     assert names(run.folder) == {CONFIG, DIAGNOSIS}
-    run.write_report({"n_codes": 4}, [record(1), record(2)], ())
+    run.write_diagnosis({"n_codes": 4})
+    draw_curves([record(1), record(2)], run.folder / CURVES)
     assert json.loads((run.folder / DIAGNOSIS).read_text()) == {"n_codes": 4}
     assert (run.folder / CURVES).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

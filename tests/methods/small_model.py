@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.learning.batches import Batch, Batches
+from combemb.learning.batches import Batch, Batches, MappedItems
 from combemb.methods.combemb import CombEmb
 from tests.reference import naive
 
@@ -39,7 +38,7 @@ def fitted(multi: bool = False, **fields: Any) -> tuple[CombEmb, Batches]:
     x, labels = problem(multi)
     method = CombEmb(**{**SMALL, **fields}).fit(x, labels, progress=False)
     data = Batches(
-        ArrayItems(x, method.feature_map_),
+        MappedItems(x, method.feature_map_),
         read_labels(labels, len(x)),
         method.batch_size,
         method.labelled_share,

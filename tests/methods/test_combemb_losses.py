@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from combemb.data.items import ArrayItems
-from combemb.learning.batches import Batch
+from combemb.learning.batches import Batch, MappedItems
 from combemb.methods.combemb import PAIR_RULES, CombEmb
 from tests.methods.small_model import (
     FIXED,
@@ -133,7 +132,7 @@ def test_the_clean_view_of_a_batch_is_the_one_that_nothing_was_done_to(n_views):
     method, data = fitted()
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, n_views, 20)).astype(np.float32)
-    data = replace(data, items=ArrayItems(x, method.feature_map_))
+    data = replace(data, items=MappedItems(x, method.feature_map_))
     batch = next(data.epoch(0))
     torch.testing.assert_close(batch.clean, method.feature_map_(torch.from_numpy(x[batch.rows.numpy(), 0])))
     assert (batch.clean != batch.x).any(dim=1).sum() >= (24 if n_views == 1 else 8)
@@ -154,7 +153,7 @@ def test_the_items_of_a_small_set_are_not_averaged_away():
     method, data = fitted()
     values = data.labels.values
     few = np.concatenate([np.flatnonzero(values == c)[:2] for c in range(5)])  # ten, as many as are averaged
-    items = ArrayItems(data.items.x[few], data.items.transform)
+    items = MappedItems(data.items.x[few], data.items.transform)
     method.prepare(replace(data, items=items, labels=data.labels.take(few)))
     assert len(method.scratch.neighbour_features.unique(dim=0)) == 10
 

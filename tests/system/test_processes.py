@@ -18,9 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from combemb import methods
-from combemb.data.items import ArrayItems
 from combemb.data.labels import read_labels
-from combemb.learning.batches import Batches
+from combemb.learning.batches import Batches, MappedItems
 from combemb.learning.run_folder import RunFolder
 from combemb.methods.combemb import CombEmb
 from combemb.system import processes
@@ -105,7 +104,7 @@ def gradient_case(folder: Path, variant: str) -> dict[str, torch.Tensor]:
     model = CombEmb.load(folder / "model").set_params(**VARIANTS[variant])
     x, labels = toy_data()
     data = Batches(
-        ArrayItems(x, model.feature_map_).in_memory(),
+        MappedItems(x, model.feature_map_).in_memory(),
         read_labels(labels, len(x)),
         batch_size=64,
         labelled_share=0.5,

@@ -1,0 +1,113 @@
+"""A fit from what a user gives to a fitted method and its run folder; `Method.fit` calls it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from combemb.data.embeddings import check_finite
+from combemb.data.given import Given, Loaded, read_given
+from combemb.data.items import ArrayItems, Items
+from combemb.data.labels import require_labelled
+from combemb.learning import saving
+from combemb.learning.curves import draw_curves
+from combemb.learning.input import load_items
+from combemb.learning.interface import Interface
+from combemb.learning.pretraining import weights_after
+from combemb.learning.run_folder import CURVES, RunFolder
+from combemb.search.metrics import code_use
+from combemb.system import processes
+from combemb.system.errors import require
+from combemb.system.machine import is_available, resolved
+
+MAX_DIAGNOSED_ITEMS = 20_000  # codes of at most so many items are counted at the end of a fit
+
+
+def fit(
+    method: Interface,
+    x: Any,
+    labels: Any,
+    *,
+    folder: str | Path | None,
+    overwrite: bool,
+    resume: bool,
+    progress: bool | None,
+) -> None:
+    """Fit a method: check, read, check again, learn, store. `Method.fit` describes the parameters."""
+    progress = progress if processes.is_first() else False
+    run = None if folder is None else RunFolder(folder)
+    if run:
+        run.check_free(overwrite, resume)
+    for name in [name for name in vars(method) if name.endswith("_")]:
+        delattr(method, name)  # not fitted until the data have been checked
+    stored = run.config() if run and resume and run.has_config() else None
+    method.check_settings()
+    if run and stored:
+        saving.require_same_settings(method, run.folder, stored)
+    require(is_available(method.device), f"device={method.device!r} is not available on this machine; use auto")
+    given = read_given(x, labels).training_part()
+    method.path_ = None if given.path is None else str(given.path)
+    data = training_data(method, given, progress)
+    identity = {**data.items.fingerprint(), "key": data.key, "labels": given.labels.digest}
+    config = saving.config_of(method, data.labels.classes, identity)
+    if run and stored:
+        saving.require_same_data(run.folder, stored, config)
+    with processes.process_group(resolved(method.device)):
+        if run and stored and run.is_complete():
+            method.classes_, method.broken_, method.log_ = data.labels.classes, data.broken, run.log()
+            saving.restore(method, run, stored)
+            return
+        if stored and stored["n_novel"] is not None:
+            method.n_novel_ = stored["n_novel"]
+        method._begin(data, progress)
+        processes.wait_for_all()
+        if run and processes.is_first():
+            if not stored:
+                run.start({**config, "n_novel": getattr(method, "n_novel_", None)})
+            run.write_broken(data.broken)
+        processes.wait_for_all()
+        method.classes_, method.broken_ = data.labels.classes, data.broken
+        method._fit(data, run, progress)
+        if run and processes.is_first():
+            log = getattr(method, "log_", [])
+            run.write_diagnosis({**method.facts(), **(log[-1] if log else {}), **_use_of_codes(method, data.items)})
+            if log:
+                draw_curves(log, run.folder / CURVES, method.panels)
+            images = method.image_input_
+            run.write_weights(method.state(), images.own_weights if images else None)
+        processes.wait_for_all()  # all find the run complete, and gloo's threads have released their tensors
+
+
+def training_data(method: Interface, given: Given, progress: bool | None) -> Loaded:
+    """Return the items to learn from; whatever can be checked before images are read is checked first."""
+    everything = given
+    if not method.uses_unlabelled:
+        require_labelled(given.labels)
+        if not given.labels.is_labelled.all():
+            given = given.take(np.flatnonzero(given.labels.is_labelled))
+    method.check_labels(given.labels)  # before a backbone is loaded
+    images = method.image_input_ = None if given.images is None else method.image_input()
+    n_features = images.backbone.n_features if images else int(np.shape(given.x)[-1])  # type: ignore[arg-type]
+    method.check_features(len(given), n_features)
+    if images:
+        for stage in method.first_stages():
+            images.start_from(weights_after(stage, images, everything, progress))
+    data = load_items(given, images, method.n_views, progress)
+    if data.broken:
+        method.check_labels(data.labels)
+        method.check_features(len(data.labels), n_features)
+    if images:
+        images.known_digest = images.digest
+    if isinstance(data.items, ArrayItems):
+        check_finite(data.items.x, progress=progress)
+    return data
+
+
+def _use_of_codes(method: Interface, items: Items) -> dict[str, Any]:
+    if (codebook := method.codebook) is None:
+        return {}
+    some = torch.arange(0, len(items), -(-len(items) // MAX_DIAGNOSED_ITEMS))
+    with torch.no_grad():
+        z = torch.cat([method._embed(items.take(rows)).cpu() for rows in some.split(items.n_rows)])
+    return code_use(codebook.encode(z), codebook.sizes)
