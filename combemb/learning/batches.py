@@ -57,11 +57,12 @@ class Batch:
         return replace(self, x=x, other=other, labels=labels, clean=clean)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Batches:
     """Items with their labels, and the batches of an epoch.
 
-    If all items are labelled, or none is, every batch holds only such items.
+    If all items are labelled, or none is, every batch holds only such items. `neighbours` (N, k), -1 for none, and
+    `n_together` make unlabelled items come in groups: an item and some of its neighbours.
     """
 
     items: Items
@@ -74,6 +75,9 @@ class Batches:
     rank: int = 0
     world_size: int = 1
     with_clean: bool = False  # whether batches also hold the clean view
+    balanced: bool = False  # whether labelled items are drawn evenly over the classes, in pairs
+    neighbours: Tensor | None = None
+    n_together: int = 1
 
     @cached_property
     def n_labelled(self) -> int:
@@ -115,6 +119,12 @@ class Batches:
         is_labelled = torch.from_numpy(self.labels.is_labelled)
         labelled = _draws(torch.nonzero(is_labelled)[:, 0], len(self), self.n_labelled, generator)
         unlabelled = _draws(torch.nonzero(~is_labelled)[:, 0], len(self), self.n_unlabelled, generator)
+        if self.balanced and not self.labels.is_multi and self.n_labelled > 0:
+            classes = torch.from_numpy(self.labels.values)
+            labelled = _balanced(classes, len(self), self.n_labelled, generator)
+        if self.neighbours is not None and self.n_together > 1 and self.n_unlabelled > 0:
+            near = torch.where((self.neighbours >= 0) & ~is_labelled[self.neighbours], self.neighbours, -1)
+            unlabelled = (_joined(rows, near, self.n_together, generator) for rows in unlabelled)
         batches = (self._batch(*rows, generator) for rows in zip(labelled, unlabelled, strict=True))
         yield from _ahead(batches) if self.items.is_slow else batches
 
@@ -153,6 +163,39 @@ def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> 
     for start in range(0, n_batches, per_pass):
         shuffled = rows[torch.randperm(len(rows), generator=generator)]
         yield from shuffled[: per_pass * n].split(n)[: n_batches - start]
+
+
+def _balanced(classes: Tensor, n_batches: int, n: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield n labelled rows n_batches times: two of every class, in random order, before the next two of any.
+
+    classes (N,), -1 if unlabelled. Small classes are in every batch, and each item has another one of its class.
+    """
+    rows = torch.nonzero(classes >= 0)[:, 0]
+    own = classes[rows]
+    sizes = torch.bincount(own)
+    for _ in range(n_batches):
+        order = torch.randperm(len(rows), generator=generator)
+        order = order[own[order].argsort(stable=True)]  # by class, at random inside
+        place = torch.arange(len(rows)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)  # 0, 1, ... in each class
+        turn = place.div(2, rounding_mode="floor")
+        luck = torch.rand((len(sizes),), generator=generator, dtype=torch.float64)[own[order]]
+        yield rows[order[(turn + luck).argsort(stable=True)[:n]]]
+
+
+def _joined(rows: Tensor, near: Tensor, n_together: int, generator: torch.Generator) -> Tensor:
+    """Return as many rows, without repeats, of which the first are joined by random neighbours of theirs.
+
+    rows (n,) distinct; near (N, k) neighbours of all items, -1 for none.
+    """
+    firsts = rows[: -(-len(rows) // n_together)]
+    picked = torch.rand((len(firsts), near.shape[1]), generator=generator).argsort(dim=1)[:, : n_together - 1]
+    joining = near[firsts].gather(1, picked).flatten()
+    wanted = torch.cat([firsts, joining[joining >= 0], rows[len(firsts) :]])
+    _, place = torch.unique(wanted, return_inverse=True)
+    first_place = torch.full((int(place.max()) + 1,), len(wanted)).scatter_reduce(
+        0, place, torch.arange(len(wanted)), "amin"
+    )
+    return wanted[first_place.sort().values[: len(rows)]]
 
 
 def jitter(x: Tensor, noise: float, dropout: float, *, rows: Tensor, n: int, generator: torch.Generator) -> Tensor:

@@ -58,7 +58,16 @@ class DeepMethod(Method):
     weight_decay: float = setting(1e-4, "weight decay of AdamW; the paper's", at_least=0)
     warmup_share: float = setting(0.05, "steps of rising learning rate, as a share; ours", at_least=0, below=1)
     clip_norm: float = setting(1.0, "largest norm of the gradient; ours", above=0)
+    balanced_labels: bool = setting(
+        True, "whether the labelled items of a batch are drawn evenly over the classes, in pairs; ours"
+    )
     max_features: int = setting(256, "principal components of the input that the network sees; ours", above=0)
+    whitening_ridge: float | None = setting(
+        None,
+        "added to the variances within classes before the input is whitened by them, relative to their mean; larger "
+        "values whiten less; None: chosen on hidden seen classes; ours",
+        above=0,
+    )
     threads: int = setting(
         1, "CPU threads in training; small networks gain nothing from more and slow down on a busy machine", above=0
     )
@@ -190,7 +199,7 @@ class DeepMethod(Method):
         with limited_threads(self.threads):
             items, device = data.items, resolved(self.device)
             backbone = self._trained_part(device)
-            feature_map = self._feature_map(items, backbone, progress)
+            feature_map = self._feature_map(items, data.labels, backbone, progress)
             if isinstance(items, ArrayItems) and backbone is None and feature_map is not None:
                 items = MappedItems(items.x, feature_map).in_memory()
             self.tower_ = Tower(backbone, feature_map or nn.Identity(), nn.Identity()).to(device)
@@ -213,7 +222,9 @@ class DeepMethod(Method):
         """Set `n_novel_` if the network has outputs for novel classes."""
 
     @torch.no_grad()
-    def _feature_map(self, items: Items, backbone: nn.Module | None, progress: bool | None) -> FeatureMap | None:
+    def _feature_map(
+        self, items: Items, labels: Labels, backbone: nn.Module | None, progress: bool | None
+    ) -> FeatureMap | None:
         """Fit the map on the initial features; a backbone that starts with random weights has none."""
         if self._trains_whole_backbone and self.image_input_ and not self.image_input_.is_pretrained:
             return None
@@ -223,7 +234,7 @@ class DeepMethod(Method):
             found = (backbone(chunk.to(device)).cpu() for chunk in found)
         if not self.uses_feature_map:
             return unit_feature_map(next(iter(found)).shape[1])
-        return fit_feature_map(found, self.max_features)
+        return fit_feature_map(found, self.max_features, labels, self.whitening_ridge, int(self.seed))
 
     def _trained_part(self, device: torch.device) -> nn.Module | None:
         return None if self.image_input_ is None else self.image_input_.trained_part(device)
@@ -251,6 +262,7 @@ class DeepMethod(Method):
             processes.rank(),
             processes.world_size(),
             self.wants_clean and not self._trains_whole_backbone,
+            self.balanced_labels,
         )
 
     @property

@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from combemb.backbones.feature_map import discriminant_map
 from combemb.data.labels import Labels, same_class
 from combemb.learning.batches import Batch, Batches
 from combemb.learning.codes import CodeMethod
@@ -17,10 +16,15 @@ from combemb.learning.curves import Panel
 from combemb.learning.deep import DeepMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.losses import consistency_loss, meta_class_loss, similarity_loss
-from combemb.learning.objectives.meta_classes import class_embeddings, draw_meta_classes, meta_labels
-from combemb.learning.objectives.neighbours import smoothed
-from combemb.learning.objectives.pairs import mutual_neighbours, similar, threshold_for_precision
-from combemb.learning.objectives.prototypes import prototype_matrix, similarities, soft_assignment
+from combemb.learning.objectives.meta_classes import (
+    class_embeddings,
+    draw_meta_classes,
+    meta_classes_for,
+    meta_labels,
+)
+from combemb.learning.objectives.neighbours import mutual_lists, shares_of_items, smoothed
+from combemb.learning.objectives.pairs import listed, mutual_neighbours, similar, threshold_for_precision
+from combemb.learning.objectives.prototypes import CombinatorialNetwork, prototype_matrix, similarities, soft_assignment
 from combemb.learning.settings import setting
 from combemb.search.codebook import ProductCodebook
 from combemb.search.metrics import code_use, pair_precision_recall
@@ -30,7 +34,9 @@ from combemb.system.errors import require
 
 PAIR_RULES = ("similar", "nearest", "neighbours")
 STEPS_PER_CALIBRATION = 4  # of gamma; successive batches give nearly the same value
-MAX_LANDMARKS = 20_000  # neighbours are averaged among at most so many items
+MAX_LANDMARKS = 20_000  # neighbours are averaged among at most so many items, and listed if there are no more
+MAX_SMOOTHING = 10
+MAX_TOGETHER, ENOUGH_PER_CLASS = 4, 16  # neighbours come together if a batch has fewer items of a class
 MAX_CLASSIFIER_ITEMS = 20_000  # class embeddings are learned from at most so many labelled items
 MAX_DIAGNOSED_ITEMS = 512  # codes of at most so many items are counted after each epoch
 
@@ -47,7 +53,12 @@ class CombEmb(DeepMethod, CodeMethod):
     paper: ClassVar[str] = "Open-Set Representation Learning through Combinatorial Embedding, CVPR 2023"
 
     bits: int = setting(48, "length of a code, a multiple of log2(n_meta_classes)", at_least=1)
-    n_meta_classes: int = setting(4, "K, meta-classes per set; the paper's 4", choices=(2, 4, 8, 16))
+    n_meta_classes: int | None = setting(
+        None,
+        "K, meta-classes per set; None: 2 for fewer than 4 seen classes, 4 for fewer than 16, 8 for fewer than 32, "
+        "else 16, or less if the bits are no multiple; ours, the paper has 4",
+        choices=(2, 4, 8, 16),
+    )
     sub_vector: int | None = setting(
         None,
         "d, length of a sub-vector; None: the paper's 12, or more for fewer than 24 sets, so that D is about 288; ours",
@@ -75,19 +86,46 @@ class CombEmb(DeepMethod, CodeMethod):
     nearest_share: float = setting(
         0.4,
         "rule nearest: two items are positives if each is among the nearest of the other by pi; their number as a "
-        "share of the items of a class in a batch; ours",
+        "share of the items of its class in a batch; ours",
         above=0,
     )
     n_neighbours: int = setting(
-        5, "rule neighbours: the same by features, among so many nearest in a batch; ours", above=0
+        5, "rule neighbours: the same by features, among at most so many nearest in a batch; ours", above=0
+    )
+    n_listed: int = setting(
+        10, "rule neighbours: also if they are among at most so many nearest of all items; ours", above=0
     )
     neighbour_features: int = setting(
-        64, "rule neighbours: number of directions of the features; ours, 256 take four times as long", above=0
+        64, "directions of the features in which neighbours are searched; ours, 256 take four times as long", above=0
     )
-    smoothing: int = setting(10, "rule neighbours: nearest items whose mean replaces an item; ours", above=0)
+    smoothing: int | None = setting(
+        None,
+        "nearest items whose mean replaces an item there; None: a quarter of a class, at most 10; ours",
+        above=0,
+    )
+    n_together: int | None = setting(
+        None,
+        "an unlabelled item and its listed neighbours that come in one batch; None: up to 4 if a batch has few items "
+        "of a class; ours",
+        above=0,
+    )
     include_self: bool = setting(True, "whether an anchor is its own positive, as in the formula of Eq. 5")
-    anchors: str = setting(
-        "unlabelled", "anchors of Eq. 6; unlabelled items in the paper", choices=("unlabelled", "all")
+    labelled_anchors: float = setting(
+        0.3,
+        "weight of labelled items as anchors of Eq. 6, with their class as positives; ours, the paper has 0",
+        at_least=0,
+    )
+    feature_pull: float = setting(
+        2.0,
+        "weight of the similarities of features in Eq. 6 as if they were so many positives: it counts where positives "
+        "are few; ours, the paper has 0",
+        at_least=0,
+    )
+    feature_temperature: float = setting(0.1, "temperature of the softmax of these similarities; ours", above=0)
+    label_trust: float = setting(
+        5.0,
+        "labels per class at which Eq. 4 and labelled anchors have half their weight; ours, the paper has 0",
+        at_least=0,
     )
     similarity_weight: float = setting(20.0, "weight of Eq. 6, alpha / M; ours", at_least=0)
     similarity_temperature: float | None = setting(
@@ -119,8 +157,15 @@ class CombEmb(DeepMethod, CodeMethod):
         **settings
             Any other settings.
         """
-        published = {"sub_vector": 12, "similarity_temperature": 1.0, "positive_gradient": True, "ramp_share": 0.0}
-        return cls(bits=bits, **{"pair_rules": ("similar",), "positive_threshold": 0.7, **published, **settings})
+        published: dict[str, Any] = {
+            "sub_vector": 12,
+            "similarity_temperature": 1.0,
+            "positive_gradient": True,
+            "ramp_share": 0.0,
+        }
+        published |= {"labelled_anchors": 0.0, "feature_pull": 0.0, "label_trust": 0.0, "balanced_labels": False}
+        published |= {"pair_rules": ("similar",), "positive_threshold": 0.7, "n_meta_classes": 4}
+        return cls(bits=bits, **{**published, **settings})
 
     @property
     def wants_clean(self) -> bool:
@@ -129,12 +174,14 @@ class CombEmb(DeepMethod, CodeMethod):
 
     @property
     def n_sets(self) -> int:
-        """M, the number of meta-class sets."""
-        return self.bits // int(math.log2(self.n_meta_classes))
+        """M, the number of meta-class sets of a fitted model."""
+        return self._net.n_sets
 
     def check_settings(self) -> None:
         """Require that the bits are a multiple of those of one set."""
         super().check_settings()
+        if self.n_meta_classes is None:
+            return
         per_set = int(math.log2(self.n_meta_classes))
         lower = max(self.bits // per_set, 1) * per_set
         require(
@@ -145,18 +192,19 @@ class CombEmb(DeepMethod, CodeMethod):
     def check_labels(self, labels: Labels) -> None:
         """Require at least as many seen classes as meta-classes."""
         super().check_labels(labels)
-        K = self.n_meta_classes
+        K = self.n_meta_classes or 2
         require(
             labels.n_seen >= K,
             f"found {labels.n_seen} seen classes, n_meta_classes={K} needs at least {K}; "
             "use fewer meta-classes or label more classes",
         )
 
-    def network(self, n_features: int, n_seen: int, n_novel: int) -> "Network":
+    def network(self, n_features: int, n_seen: int, n_novel: int) -> CombinatorialNetwork:
         """Return a linear map to z, the prototypes and the predictor h."""
-        d = self.sub_vector or max(12, 288 // self.n_sets)
-        hidden = max(round(self.predictor_share * self.n_sets * d), 1)
-        return Network(n_features, n_seen, (self.n_sets, self.n_meta_classes, d), hidden)
+        K = self.n_meta_classes or meta_classes_for(n_seen, self.bits)
+        M = self.bits // int(math.log2(K))
+        d = self.sub_vector or max(12, 288 // M)
+        return CombinatorialNetwork(n_features, n_seen, (M, K, d), max(round(self.predictor_share * M * d), 1))
 
     def prepare(self, data: Batches) -> None:
         """Draw the meta-class sets (Eq. 1) from the weights of a classifier on the labelled items."""
@@ -166,27 +214,35 @@ class CombEmb(DeepMethod, CodeMethod):
         seen = membership.sum(dim=0) > 0  # a multi-label column may have no item at all
         labelled = self.clean_features(data.items, torch.from_numpy(rows))
         embeddings = class_embeddings(labelled, membership[:, seen], self.classifier_decay)
-        F = embeddings.shape[1]
+        F, (M, K, _) = embeddings.shape[1], self._net.prototypes.shape
         n_dims = min(self.subspace, F if F >= 400 else max(F // 4, 1))
-        self.meta_classes_ = draw_meta_classes(embeddings, self.n_sets, self.n_meta_classes, n_dims, self.seed)
+        self.meta_classes_ = draw_meta_classes(embeddings, M, K, n_dims, self.seed)
         self._net.meta_classes[:, seen] = self.meta_classes_.table.to(self._net.meta_classes.device)
         self._net.threshold.fill_(1.0 if self.positive_threshold is None else self.positive_threshold)
-        self.scratch.class_share = float(np.square(data.labels.shares()).sum())  # P(two labelled items share a class)
-        if "neighbours" in self.pair_rules:
-            self.scratch.neighbour_features = self._features_of_all(data, labelled, membership[:, seen], rng)
+        per_class = data.labels.is_labelled.sum() / data.labels.n_seen
+        self.scratch.trust = float(per_class / (per_class + self.label_trust))
+        if self.feature_pull > 0 or {"nearest", "neighbours"} & set(self.pair_rules):
+            self._prepare_neighbours(data, torch.from_numpy(rows), membership, rng)
 
-    def _features_of_all(self, data: Batches, labelled: Tensor, membership: Tensor, rng: np.random.Generator) -> Tensor:
-        """Return the features (N, d) float16 of unit length in which neighbours are searched, for all items."""
-        N = len(data.items)
-        picked = rng.permutation(N)[:MAX_LANDMARKS]
-        some = self.clean_features(data.items, torch.from_numpy(picked))
-        directions = discriminant_map(labelled, membership, some, self.neighbour_features)
-        landmarks = some @ directions
-        n_averaged = min(self.smoothing, max(len(landmarks) // 10, 1))  # the mean of all items would be useless
-        found = torch.empty(N, directions.shape[1], dtype=torch.float16)
+    def _prepare_neighbours(
+        self, data: Batches, labelled: Tensor, membership: Tensor, rng: np.random.Generator
+    ) -> None:
+        """Set the features of all items in which neighbours are searched, the sizes of their classes, and lists."""
+        N, d, device = len(data.items), self.neighbour_features, self._net.threshold.device
+        shares = data.labels.shares()
+        n_averaged = self.smoothing or int(np.clip(N * np.median(shares[shares > 0]) / 4, 1, MAX_SMOOTHING))
+        landmarks = self.clean_features(data.items, torch.from_numpy(rng.permutation(N)[:MAX_LANDMARKS]))[:, :d]
+        n_averaged = min(n_averaged, max(len(landmarks) // 10, 1))  # the mean of all items would be useless
+        found = torch.empty(N, landmarks.shape[1])
         for rows in torch.arange(N).split(data.items.n_rows):
-            found[rows] = smoothed(self.clean_features(data.items, rows) @ directions, landmarks, n_averaged).half()
-        return found.to(self._net.threshold.device)
+            found[rows] = smoothed(self.clean_features(data.items, rows)[:, :d], landmarks, n_averaged)
+        item_shares = shares_of_items(found, labelled, membership)
+        self.scratch.neighbour_features, self.scratch.shares = found.half().to(device), item_shares.to(device)
+        if "neighbours" in self.pair_rules and N <= MAX_LANDMARKS:
+            data.neighbours = mutual_lists(found, _ranks(item_shares * N, self.nearest_share).clamp(max=self.n_listed))
+            self.scratch.lists = data.neighbours.to(device)
+            per_class = (data.n_labelled + data.n_unlabelled) / data.labels.n_seen
+            data.n_together = self.n_together or int(np.clip(round(ENOUGH_PER_CLASS / per_class), 1, MAX_TOGETHER))
 
     def losses(self, batch: Batch) -> Terms:
         """Return the three terms of Eq. 8, divided by M; Eq. 5 and 6 use the batch of all processes."""
@@ -196,27 +252,27 @@ class CombEmb(DeepMethod, CodeMethod):
         cosines = similarities(z, matrix, self.n_sets)  # (B, K, M)
         pi = soft_assignment(cosines, matrix, self.sharpness)  # (B, D)
         all_pi = processes.gather(unit(pi))  # (all B, D)
-        first = batch.n_labelled if self.anchors == "unlabelled" else 0
-        own = processes.rank() * len(batch.x)
+        others = all_pi if self.positive_gradient else all_pi.detach()
+        own = slice(processes.rank() * len(z), (processes.rank() + 1) * len(z))
         with torch.no_grad():
             other = self._pi(batch.other, matrix)
             if batch.step % STEPS_PER_CALIBRATION == 0:
                 self._calibrate(all_pi, batch)
-            masks = self._pairs(all_pi, batch, matrix, slice(own + first, own + len(batch.x)))
-            positives = self._united(list(masks.values()), slice(own + first, own + len(batch.x)))  # (A, all B)
+            positives = self._positives(list(self._pairs(all_pi, batch, matrix, own).values()), batch, own)
         meta = meta_class_loss(
             cosines[labelled], meta_labels(net.meta_classes, batch.labels[labelled]), self.temperature
         )
-        similarity = similarity_loss(
-            z[first:] / math.sqrt(self.n_sets),
-            all_pi if self.positive_gradient else all_pi.detach(),
-            positives,
-            self._similarity_temperature,
+        anchors = (z / math.sqrt(self.n_sets)).split([batch.n_labelled, len(z) - batch.n_labelled])
+        weights = self.labelled_anchors * self.scratch.trust, 1.0
+        similarity = sum(
+            weight * similarity_loss(anchor, others, positive, self._similarity_temperature)
+            for weight, anchor, positive in zip(weights, anchors, positives.split([*map(len, anchors)]), strict=True)
+            if weight > 0 and len(anchor) > 0
         )
         consistency = consistency_loss(net.predictor(pi), other)
         ramp = self._ramp(batch.fraction_done)
         return {
-            "meta": meta / self.n_sets,
+            "meta": self.scratch.trust * meta / self.n_sets,
             "similarity": ramp * self.similarity_weight * similarity,
             "consistency": ramp * self.consistency_weight * consistency,
         }
@@ -231,15 +287,20 @@ class CombEmb(DeepMethod, CodeMethod):
         for rule in self.pair_rules:
             if rule == "similar":
                 found[rule] = similar(pi, self._net.threshold, rows)
-            elif rule == "nearest":
-                rank = max(round(self.nearest_share * self.scratch.class_share * len(pi)), 1)
-                found[rule] = mutual_neighbours(processes.gather(self._steady_pi(batch, matrix)), rank, rows)
+                continue
+            items = processes.gather(batch.rows.to(pi.device))
+            ranks = _ranks(self.scratch.shares[items] * len(pi), self.nearest_share)
+            if rule == "nearest":
+                found[rule] = mutual_neighbours(processes.gather(self._steady_pi(batch, matrix)), ranks, rows)
             else:
-                features = unit(
-                    processes.gather(self.scratch.neighbour_features[batch.rows].float())
-                )  # float16 is rough
-                found[rule] = mutual_neighbours(features, self.n_neighbours, rows)
+                found[rule] = mutual_neighbours(self._features(items), ranks.clamp(max=self.n_neighbours), rows)
+                if hasattr(self.scratch, "lists"):
+                    found[rule] |= listed(self.scratch.lists[items], items, rows)
         return found
+
+    def _features(self, items: Tensor) -> Tensor:
+        """Return the features (n, d) of some items, of unit length, in which neighbours are searched."""
+        return unit(self.scratch.neighbour_features[items].float())  # float16 is rough
 
     def _steady_pi(self, batch: Batch, matrix: Tensor) -> Tensor:
         """Return pi (B, D) of unit length, of the clean view if there is one, otherwise the mean over both views."""
@@ -247,11 +308,18 @@ class CombEmb(DeepMethod, CodeMethod):
             return unit(self._pi(batch.clean, matrix))
         return unit(unit(self._pi(batch.x, matrix)) + unit(self._pi(batch.other, matrix)))
 
-    def _united(self, masks: list[Tensor], rows: slice) -> Tensor:
+    def _positives(self, masks: list[Tensor], batch: Batch, rows: slice) -> Tensor:
+        """Return the weights of the positives of each row: known classes, pairs of the rules, similar features."""
         united = reduce(torch.logical_or, masks)
-        if not self.include_self:
-            united[:, rows].fill_diagonal_(False)
-        return united
+        labels = processes.gather(batch.labels.to(united.device))
+        is_labelled = labels.flatten(1)[:, 0] >= 0 if labels.dim() > 1 else labels >= 0
+        united = torch.where(is_labelled[rows, None] & is_labelled, same_class(labels[rows], labels), united)
+        united[:, rows].fill_diagonal_(self.include_self)
+        if self.feature_pull == 0:
+            return united
+        features = self._features(processes.gather(batch.rows.to(united.device)))
+        pull = torch.softmax(features[rows] @ features.T / self.feature_temperature, dim=1)
+        return united + self.feature_pull * pull * ~is_labelled[rows, None]
 
     def _calibrate(self, pi: Tensor, batch: Batch) -> None:
         """Move gamma towards the smallest one that is precise on the labelled pairs of this batch, unless it is set."""
@@ -277,18 +345,17 @@ class CombEmb(DeepMethod, CodeMethod):
         pi = processes.gather(unit(self._pi(batch.x, matrix)))
         same = self._same_class(batch)
         masks = self._pairs(pi, batch, matrix, slice(None))
-        positives = self._united(list(masks.values()), slice(None))
-        precision, recall = pair_precision_recall(_labelled(positives, batch), same)
+        united = reduce(torch.logical_or, masks.values())
+        precision, recall = pair_precision_recall(_labelled(united, batch), same)
         apart = {f"{rule}_precision": pair_precision_recall(_labelled(m, batch), same)[0] for rule, m in masks.items()}
-        per_item = positives.sum(dim=1).float().view(processes.world_size(), -1)  # (processes, B)
-        first = batch.n_labelled if self.anchors == "unlabelled" else 0
+        per_item = united.sum(dim=1).float().view(processes.world_size(), -1)[:, batch.n_labelled :]
         rows = torch.linspace(0, len(data.items) - 1, min(len(data.items), MAX_DIAGNOSED_ITEMS)).long()
         codebook = self.codebook
         codes = codebook.encode(self._net(self.clean_features(data.items, rows).to(pi.device)).cpu())
         threshold = {"threshold": float(self._net.threshold)} if "similar" in self.pair_rules else {}
         return {
             **threshold,
-            "positives_per_anchor": float(per_item[:, first:].mean()),
+            "positives_per_anchor": float(per_item.mean()),
             "pair_precision": precision,
             "pair_recall": recall,
             **apart,
@@ -335,9 +402,14 @@ class CombEmb(DeepMethod, CodeMethod):
         return ProductCodebook(unit(self._net.prototypes.detach()).cpu())
 
     @property
-    def _net(self) -> "Network":
-        assert isinstance(self.network_, Network)
+    def _net(self) -> CombinatorialNetwork:
+        assert isinstance(self.network_, CombinatorialNetwork)
         return self.network_
+
+
+def _ranks(sizes: Tensor, share: float) -> Tensor:
+    """Return how many neighbours items have whose classes have these sizes, at least one."""
+    return (share * sizes).round().long().clamp(min=1)
 
 
 def _percent(share: float | None) -> str:
@@ -348,31 +420,3 @@ def _labelled(pairs: Tensor, batch: Batch) -> Tensor:
     """Return the part of a (B, B) table over the batch of all processes where both items are labelled."""
     W, n = processes.world_size(), batch.n_labelled
     return pairs.view(W, len(pairs) // W, W, -1)[:, :n, :, :n].reshape(W * n, W * n)
-
-
-class Network(nn.Module):
-    """A linear map to the M sub-vectors of z, the prototypes, h, and buffers for meta-classes and gamma."""
-
-    meta_classes: Tensor
-    threshold: Tensor
-
-    def __init__(self, n_features: int, n_seen: int, words: tuple[int, int, int], hidden: int):
-        super().__init__()
-        self.n_sets, _, d = words  # M, K, d
-        D = self.n_sets * d
-        self.project = nn.Linear(n_features, D)
-        self.prototypes = nn.Parameter(unit(torch.randn(words)))
-        # h of Eq. 7, in the shape of SimSiam's predictor.
-        self.predictor = nn.Sequential(
-            nn.Linear(D, hidden, bias=False), processes.BatchNorm(hidden), nn.ReLU(), nn.Linear(hidden, D)
-        )
-        self.register_buffer("meta_classes", torch.zeros(self.n_sets, n_seen, dtype=torch.int64))
-        self.register_buffer("threshold", torch.ones(()))
-
-    def sub_vectors(self, x: Tensor) -> Tensor:
-        """Map x (B, F) to concatenated sub-vectors of unit length (B, D)."""
-        return unit(self.project(x).unflatten(1, (self.n_sets, -1))).flatten(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x (B, F) to z (B, D), rows of unit length."""
-        return self.sub_vectors(x) / math.sqrt(self.n_sets)

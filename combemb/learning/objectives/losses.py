@@ -18,10 +18,11 @@ def similarity_loss(z: Tensor, pi: Tensor, positives: Tensor, temperature: float
     """Contrast each anchor's positives with the whole batch (Eq. 6); the paper's form has temperature 1.
 
     L = -1/|P| sum_{+ in P} log(exp(z . pi_+ / T) / sum_j exp(z . pi_j / T)), mean over the anchors.
-    z (A, D) anchors and pi (B, D), both of unit length; positives (A, B) bool. An anchor without positives adds 0.
+    z (A, D) anchors and pi (B, D), both of unit length; positives (A, B) bool, or weights. An anchor without positives
+    adds 0.
     """
     share = positives.to(z.dtype)
-    share = share / share.sum(dim=1, keepdim=True).clamp_(min=1)
+    share = share / share.sum(dim=1, keepdim=True).clamp_(min=1e-12)
     return functional.cross_entropy(z @ pi.T / temperature, share, reduction="sum") / len(z)
 
 

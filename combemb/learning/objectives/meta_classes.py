@@ -111,6 +111,16 @@ def _new_partition(drawn: list[Partition], n_meta_classes: int, n_classes: int, 
     return partition
 
 
+def meta_classes_for(n_seen: int, bits: int) -> int:
+    """Return the number K of meta-classes per set: more for more classes, as far as the bits are a multiple.
+
+    >>> [meta_classes_for(n_seen, 48) for n_seen in (2, 7, 20, 75)], meta_classes_for(75, 10)
+    ([2, 4, 8, 16], 4)
+    """
+    most = next((K for limit, K in ((4, 2), (16, 4), (32, 8)) if n_seen < limit), 16)
+    return next(K for K in (16, 8, 4, 2) if most >= K and bits % int(math.log2(K)) == 0)
+
+
 def canonical(partition: list[int]) -> Partition:
     """Number meta-classes in order of first appearance, so that equal partitions are equal tuples.
 

@@ -15,12 +15,25 @@ def similar(pi: Tensor, threshold: float | Tensor, rows: slice = ALL) -> Tensor:
     return _with_self(pi[rows] @ pi.T >= threshold, rows)
 
 
-def mutual_neighbours(features: Tensor, n_neighbours: int, rows: slice = ALL) -> Tensor:
-    """Pair items that are among each other's nearest in the batch, by cosine. features (B, F) of unit length."""
+def mutual_neighbours(features: Tensor, n_neighbours: Tensor, rows: slice = ALL) -> Tensor:
+    """Pair items that are among each other's nearest in the batch, by cosine.
+
+    features (B, F) of unit length; n_neighbours (B,), at least 1: how many are near to each item.
+    """
     cosines = (features @ features.T).fill_diagonal_(-torch.inf)
-    nearest = torch.topk(cosines, min(n_neighbours, len(features) - 1), dim=1, sorted=False).values  # (B, k)
-    near = cosines >= nearest.amin(dim=1, keepdim=True)
+    most = min(int(n_neighbours.max()), len(features) - 1)
+    nearest = torch.topk(cosines, most, dim=1).values  # (B, most), falling
+    near = cosines >= nearest.gather(1, n_neighbours.clamp(max=most)[:, None] - 1)
     return _with_self(near[rows] & near.T[rows], rows)
+
+
+def listed(neighbours: Tensor, items: Tensor, rows: slice = ALL) -> Tensor:
+    """Pair items of which one is in the list of the other.
+
+    items (B,) are positions in the data; neighbours (B, k) those of each item's neighbours, -1 for none.
+    """
+    near = (neighbours[:, :, None] == items).any(dim=1)  # (B, B)
+    return _with_self(near[rows] | near.T[rows], rows)
 
 
 def _with_self(mask: Tensor, rows: slice) -> Tensor:
