@@ -11,7 +11,7 @@ from combemb.data.labels import Labels
 from combemb.system.arrays import unit_rows
 from combemb.system.errors import require
 
-MAX_COMPONENTS = 512  # principal components that are whitened
+MAX_COMPONENTS = 768  # principal components that are whitened
 TRAINED_SHARE = 0.2  # of the ridge that suits plain cosines; a trained map gains from more whitening (tuning splits)
 MAX_FITTED_ITEMS = 20_000  # the scatter within classes is estimated from at most so many items, labelled ones first
 

@@ -96,6 +96,12 @@ class Loaded:
         visible = self.given.visible_labels
         return visible.take(self.rows) if self.broken and self.rows is not None else visible
 
+    def relabelled(self, labels: Labels) -> Self:
+        """Return the same items with other labels, one for each item that could be read."""
+        found = replace(self)
+        found.__dict__["labels"] = labels  # where the cached property keeps them
+        return found
+
     @property
     def discovery_features(self) -> np.ndarray | None:
         """The clean features, if the items are features and not too wide for discovery."""

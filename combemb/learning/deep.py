@@ -68,6 +68,11 @@ class DeepMethod(Method):
         "values whiten less; None: chosen on hidden seen classes; ours",
         above=0,
     )
+    check: bool = setting(
+        True,
+        "whether a second fit hides some seen classes, to estimate how well novel ones will be found; takes as long as "
+        "the fit",
+    )
     threads: int = setting(
         1, "CPU threads in training; small networks gain nothing from more and slow down on a busy machine", above=0
     )

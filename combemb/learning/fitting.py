@@ -12,6 +12,7 @@ from combemb.data.items import ArrayItems, Items
 from combemb.data.labels import require_labelled
 from combemb.learning import saving
 from combemb.learning.curves import draw_curves
+from combemb.learning.hidden_check import hidden_check
 from combemb.learning.input import load_items
 from combemb.learning.interface import Interface
 from combemb.learning.pretraining import weights_after
@@ -69,9 +70,12 @@ def fit(
         processes.wait_for_all()
         method.classes_, method.broken_ = data.labels.classes, data.broken
         method._fit(data, run, progress)
+        method.check_ = hidden_check(method, data, progress) if getattr(method, "check", False) else None
         if run and processes.is_first():
             log = getattr(method, "log_", [])
-            run.write_diagnosis({**method.facts(), **(log[-1] if log else {}), **_use_of_codes(method, data.items)})
+            check = {"hidden_check": method.check_.as_dict()} if method.check_ else {}
+            use = _use_of_codes(method, data.items)
+            run.write_diagnosis({**method.facts(), **(log[-1] if log else {}), **use, **check})
             if log:
                 draw_curves(log, run.folder / CURVES, method.panels)
             images = method.image_input_

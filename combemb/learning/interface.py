@@ -29,6 +29,7 @@ class FittedState:
     path_: str | None  # path that the data were read from
     broken_: dict[str, str]  # images that could not be read, with the reasons
     log_: list[dict[str, Any]]  # one record per epoch of a DeepMethod
+    check_: Any  # the HiddenCheck of a DeepMethod; None if it was not made
     n_novel_: int  # novel classes of a HeadMethod
     discovery_: Discovery  # after `discover`
 

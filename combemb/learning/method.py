@@ -196,8 +196,9 @@ class Method(Interface):
     def summary(self) -> list[str]:
         """Return a few lines of text about what the fit learned."""
         codes = [] if self.codebook is None else [f"{type(self).__name__}: {self.codebook!r}"]
-        broken = getattr(self, "broken_", {})
-        return [*codes, *self.report(), *([f"images that could not be read: {len(broken)}"] if broken else [])]
+        check, broken = getattr(self, "check_", None), getattr(self, "broken_", {})
+        lines = [*codes, *self.report(), *([str(check)] if check else [])]
+        return [*lines, *([f"images that could not be read: {len(broken)}"] if broken else [])]
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a run folder: the configuration as JSON, the fitted state as safetensors."""

@@ -123,8 +123,8 @@ class CombEmb(DeepMethod, CodeMethod):
     )
     feature_temperature: float = setting(0.1, "temperature of the softmax of these similarities; ours", above=0)
     label_trust: float = setting(
-        5.0,
-        "labels per class at which Eq. 4 and labelled anchors have half their weight; ours, the paper has 0",
+        10.0,
+        "labels per class from which on Eq. 4 and labelled anchors have their full weight; ours, the paper has 0",
         at_least=0,
     )
     similarity_weight: float = setting(20.0, "weight of Eq. 6, alpha / M; ours", at_least=0)
@@ -220,7 +220,7 @@ class CombEmb(DeepMethod, CodeMethod):
         self._net.meta_classes[:, seen] = self.meta_classes_.table.to(self._net.meta_classes.device)
         self._net.threshold.fill_(1.0 if self.positive_threshold is None else self.positive_threshold)
         per_class = data.labels.is_labelled.sum() / data.labels.n_seen
-        self.scratch.trust = float(per_class / (per_class + self.label_trust))
+        self.scratch.trust = min(float(per_class) / self.label_trust, 1.0) if self.label_trust > 0 else 1.0
         if self.feature_pull > 0 or {"nearest", "neighbours"} & set(self.pair_rules):
             self._prepare_neighbours(data, torch.from_numpy(rows), membership, rng)
 

@@ -26,7 +26,7 @@ from combemb.system.machine import seeded
 N_SEEN, N_NOVEL, PER_CLASS, N_QUERIES, F = 5, 2, 20, 20, 24  # sizes of a `Toy`
 SEEN, NOVEL = ("ant", "bee", "cat", "dog"), ("eel", "fox")  # classes of `Pictures`
 SIDE, BITS = 32, 12
-SMALL = {"bits": BITS, "epochs": 2, "batch_size": 64, "device": "cpu"}
+SMALL = {"bits": BITS, "epochs": 2, "batch_size": 64, "device": "cpu", "check": False}
 BACKBONE: dict[str, Any] = {"backbone": "resnet18", "backbone_width": 8}  # few features make discovery quick
 CACHE = "COMBEMB_CACHE"
 
