@@ -59,6 +59,9 @@ class HiddenCheck:
 def hidden_check(method: Interface, data: Loaded, progress: bool | None) -> HiddenCheck | None:
     """Fit a copy of a method without the labels of some seen classes, and measure retrieval on these.
 
+    The copy does not see half of the other labels either. Items whose labels it has not seen search each other, as
+    novel items will search a pile in which most items are unlabelled; the labelled ones are easily told apart.
+
     Parameters
     ----------
     method : Interface
@@ -73,21 +76,21 @@ def hidden_check(method: Interface, data: Loaded, progress: bool | None) -> Hidd
     HiddenCheck or None
         None if there are too few classes or labels, items have several labels, or several processes share the fit.
     """
-    labels = data.labels
-    hidden = _hidden_classes(labels, int(method.seed)) if processes.world_size() == 1 else np.zeros(0, np.int64)
+    labels, rng = data.labels, np.random.default_rng(method.seed)
+    hidden = _hidden_classes(labels, rng) if processes.world_size() == 1 else np.zeros(0, np.int64)
     if len(hidden) == 0:
         return None
+    is_unseen = np.isin(labels.values, hidden) | _every_second(labels.values, rng)
     copy = type(method)(**{**method.get_params(), "check": False})
     copy.image_input_, copy.path_, copy.broken_ = method.image_input_, method.path_, method.broken_
-    visible = data.relabelled(labels.hidden(np.isin(labels.values, hidden)))
+    visible = data.relabelled(labels.hidden(is_unseen))
     copy._begin(visible, progress)
     copy.classes_ = visible.labels.classes
     copy._fit(visible, None, progress)
-    rng = np.random.default_rng(method.seed)
-    rows = np.sort(rng.permutation(np.flatnonzero(labels.is_labelled))[:MAX_ITEMS])
+    rows = np.sort(rng.permutation(np.flatnonzero(is_unseen))[:MAX_ITEMS])
     classes = torch.from_numpy(labels.values[rows])
-    queries = np.flatnonzero(np.isin(labels.values[rows], hidden))
-    queries = torch.from_numpy(np.sort(rng.permutation(queries)[:MAX_QUERIES]))
+    is_hidden = np.flatnonzero(np.isin(labels.values[rows], hidden))
+    queries = torch.from_numpy(np.sort(rng.permutation(is_hidden)[:MAX_QUERIES]))
     z = _embedded(copy, data.items, torch.from_numpy(rows))
     labelled_share = float(labels.is_labelled.mean())
 
@@ -106,14 +109,23 @@ def hidden_check(method: Interface, data: Loaded, progress: bool | None) -> Hidd
     )
 
 
-def _hidden_classes(labels: Labels, seed: int) -> np.ndarray:
-    """Return the positions of the classes to hide, which have two labelled items at least; none if there are too few."""
+def _hidden_classes(labels: Labels, rng: np.random.Generator) -> np.ndarray:
+    """Return the positions of the classes to hide, with two labelled items or more; none if there are too few."""
     if labels.is_multi or len(labels.classes) < MIN_SEEN:
         return np.zeros(0, np.int64)
     counts = np.bincount(labels.values[labels.is_labelled])
-    able = np.random.default_rng(seed).permutation(np.flatnonzero(counts > 1))
+    able = rng.permutation(np.flatnonzero(counts > 1))
     n = min(max(round(HIDDEN_SHARE * len(counts)), 1), len(counts) - 2)
     return np.asarray(able[:n])
+
+
+def _every_second(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return a random half of the labelled items of each class, (N,) bool; of three items one, of one none."""
+    found = np.zeros(len(values), bool)
+    for c in range(values.max() + 1):
+        rows = rng.permutation(np.flatnonzero(values == c))
+        found[rows[: len(rows) // 2]] = True
+    return found
 
 
 @torch.no_grad()
