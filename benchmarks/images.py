@@ -46,6 +46,7 @@ def make(name: str, bits: int, seed: int, fields: dict[str, Any], size: int | No
     common: dict[str, Any] = {"bits": bits, "seed": seed, "image_size": size}
     if name == "itq":
         return ITQ(**common)
+    common["check"] = False  # does not change the model
     if name == "published":
         return CombEmb.as_published(**common, **fields)
     return CombEmb(**common, **fields)
