@@ -51,9 +51,9 @@ def test_items_of_equal_score_are_in_the_middle_of_each_other():
     assert found == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.06])
-def test_a_labelled_part_estimates_the_whole_pile(share):
-    """The plain average precision of a part is too high, the more the smaller the part is."""
+@pytest.mark.parametrize(("share", "error"), [(0.1, 0.02), (0.06, 0.06)])
+def test_a_labelled_part_estimates_the_whole_pile(share, error):
+    """The plain average precision of a part is too high, the more the smaller the part is; this one is nearer."""
     rng = np.random.default_rng(2)
     targets = np.repeat(np.arange(40), 50)
     x = rng.normal(size=(40, 8))[targets] + 0.8 * rng.normal(size=(2000, 8))
@@ -67,7 +67,7 @@ def test_a_labelled_part_estimates_the_whole_pile(share):
     truth = precision(np.arange(2000), 1.0)
     part = np.sort(np.concatenate([rng.permutation(50)[: round(50 * share)] + 50 * c for c in range(40)]))
     estimate, plain = precision(part, share), precision(part, 1.0)
-    assert abs(estimate - truth) < 0.02 < plain - truth
+    assert abs(estimate - truth) < error < plain - truth
 
 
 def test_the_check_does_not_change_the_model(tmp_path):
