@@ -17,6 +17,7 @@ from combemb.learning.deep import DeepMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.losses import consistency_loss, meta_class_loss, similarity_loss
 from combemb.learning.objectives.meta_classes import (
+    MetaClasses,
     class_embeddings,
     draw_meta_classes,
     meta_classes_for,
@@ -190,12 +191,12 @@ class CombEmb(DeepMethod, CodeMethod):
         )
 
     def check_labels(self, labels: Labels) -> None:
-        """Require at least as many seen classes as meta-classes."""
-        super().check_labels(labels)
-        K = self.n_meta_classes or 2
+        """Require a label, and at least as many seen classes as meta-classes if their number is set."""
+        n, K = labels.n_seen, self.n_meta_classes or 1
+        require(n > 0, f"none of the {len(labels)} items is labelled; label some items, of two classes or more")
         require(
-            labels.n_seen >= K,
-            f"found {labels.n_seen} seen classes, n_meta_classes={K} needs at least {K}; "
+            n >= K,
+            f"found {n} seen classes, n_meta_classes={K} needs at least {K}; "
             "use fewer meta-classes or label more classes",
         )
 
@@ -216,11 +217,15 @@ class CombEmb(DeepMethod, CodeMethod):
         embeddings = class_embeddings(labelled, membership[:, seen], self.classifier_decay)
         F, (M, K, _) = embeddings.shape[1], self._net.prototypes.shape
         n_dims = min(self.subspace, F if F >= 400 else max(F // 4, 1))
-        self.meta_classes_ = draw_meta_classes(embeddings, M, K, n_dims, self.seed)
+        if len(embeddings) > 1:
+            self.meta_classes_ = draw_meta_classes(embeddings, M, K, n_dims, self.seed)
+        else:  # one class has no partition: there is nothing for Eq. 4 to learn
+            self.meta_classes_ = MetaClasses(torch.zeros(M, 1, dtype=torch.int64))
         self._net.meta_classes[:, seen] = self.meta_classes_.table.to(self._net.meta_classes.device)
         self._net.threshold.fill_(1.0 if self.positive_threshold is None else self.positive_threshold)
         per_class = data.labels.is_labelled.sum() / data.labels.n_seen
         self.scratch.trust = min(float(per_class) / self.label_trust, 1.0) if self.label_trust > 0 else 1.0
+        self.scratch.trust *= len(embeddings) > 1
         if self.feature_pull > 0 or {"nearest", "neighbours"} & set(self.pair_rules):
             self._prepare_neighbours(data, torch.from_numpy(rows), membership, rng)
 
@@ -237,6 +242,8 @@ class CombEmb(DeepMethod, CodeMethod):
         for rows in torch.arange(N).split(data.items.n_rows):
             found[rows] = smoothed(self.clean_features(data.items, rows)[:, :d], landmarks, n_averaged)
         item_shares = shares_of_items(found, labelled, membership)
+        if data.labels.n_seen == 1:  # no other class tells how small it is
+            item_shares *= len(labelled) / N
         self.scratch.neighbour_features, self.scratch.shares = found.half().to(device), item_shares.to(device)
         if "neighbours" in self.pair_rules and N <= MAX_LANDMARKS:
             data.neighbours = mutual_lists(found, _ranks(item_shares * N, self.nearest_share).clamp(max=self.n_listed))
@@ -348,7 +355,8 @@ class CombEmb(DeepMethod, CodeMethod):
         united = reduce(torch.logical_or, masks.values())
         precision, recall = pair_precision_recall(_labelled(united, batch), same)
         apart = {f"{rule}_precision": pair_precision_recall(_labelled(m, batch), same)[0] for rule, m in masks.items()}
-        per_item = united.sum(dim=1).float().view(processes.world_size(), -1)[:, batch.n_labelled :]
+        per_item = united.sum(dim=1).float().view(processes.world_size(), -1)
+        per_item = per_item[:, batch.n_labelled % per_item.shape[1] :]  # of unlabelled items, if there are any
         rows = torch.linspace(0, len(data.items) - 1, min(len(data.items), MAX_DIAGNOSED_ITEMS)).long()
         codebook = self.codebook
         codes = codebook.encode(self._net(self.clean_features(data.items, rows).to(pi.device)).cpu())
@@ -382,6 +390,7 @@ class CombEmb(DeepMethod, CodeMethod):
         if not hasattr(self, "meta_classes_"):
             return []
         last = self.log_[-1]
+        few = ["one seen class: the labels only tell what is not new; label a second class to learn from them"]
         used = [share for row in last["code_use"] for share in row]
         return [
             f"meta-classes: {self.meta_classes_}",
@@ -390,6 +399,7 @@ class CombEmb(DeepMethod, CodeMethod):
             f"by rule {', '.join(f'{rule} ' + _percent(last[f'{rule}_precision']) for rule in self.pair_rules)}",
             f"codes: {last['n_codes']} distinct among {last['n_coded']} items; "
             f"a word is used by {min(used):.1%} to {max(used):.1%} of them",
+            *(few if len(self.classes_) == 1 else []),
         ]
 
     def _pi(self, x: Tensor, matrix: Tensor) -> Tensor:
