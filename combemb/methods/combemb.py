@@ -227,7 +227,7 @@ class CombEmb(DeepMethod, CodeMethod):
         self.scratch.trust = min(float(per_class) / self.label_trust, 1.0) if self.label_trust > 0 else 1.0
         self.scratch.trust *= len(embeddings) > 1
         if self.feature_pull > 0 or {"nearest", "neighbours"} & set(self.pair_rules):
-            self._prepare_neighbours(data, torch.from_numpy(rows), membership, rng)
+            self._prepare_neighbours(data, torch.from_numpy(rows), membership[:, seen], rng)
 
     def _prepare_neighbours(
         self, data: Batches, labelled: Tensor, membership: Tensor, rng: np.random.Generator
@@ -235,13 +235,14 @@ class CombEmb(DeepMethod, CodeMethod):
         """Set the features of all items in which neighbours are searched, the sizes of their classes, and lists."""
         N, d, device = len(data.items), self.neighbour_features, self._net.threshold.device
         shares = data.labels.shares()
-        n_averaged = self.smoothing or int(np.clip(N * np.median(shares[shares > 0]) / 4, 1, MAX_SMOOTHING))
+        shares = shares[shares > 0]
+        n_averaged = self.smoothing or int(np.clip(N * np.median(shares) / 4, 1, MAX_SMOOTHING))
         landmarks = self.clean_features(data.items, torch.from_numpy(rng.permutation(N)[:MAX_LANDMARKS]))[:, :d]
         n_averaged = min(n_averaged, max(len(landmarks) // 10, 1))  # the mean of all items would be useless
         found = torch.empty(N, landmarks.shape[1])
         for rows in torch.arange(N).split(data.items.n_rows):
             found[rows] = smoothed(self.clean_features(data.items, rows)[:, :d], landmarks, n_averaged)
-        item_shares = shares_of_items(found, labelled, membership)
+        item_shares = shares_of_items(found, labelled, membership, torch.from_numpy(shares).float())
         if data.labels.n_seen == 1:  # no other class tells how small it is
             item_shares *= len(labelled) / N
         self.scratch.neighbour_features, self.scratch.shares = found.half().to(device), item_shares.to(device)

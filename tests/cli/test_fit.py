@@ -108,7 +108,10 @@ def test_number_labels_in_text_stay_numbers(items: Path, tmp_path: Path):
     ("arguments", "message"),
     [
         (["--method", "nope"], "choose one of combemb, itq"),
-        (["--bits", "13"], "bits=13 is not a multiple of log2(n_meta_classes)=2; use 12 or 14"),
+        (
+            ["--bits", "13", "--set", "n_meta_classes=4"],
+            "bits=13 is not a multiple of log2(n_meta_classes)=2; use 12 or 14",
+        ),
         (["--set", "tau=1"], "has no setting 'tau'; choose one of"),
         (["--set", "epochs"], "expected NAME=VALUE"),
         (["--set", "epochs=many"], "expected int or None"),

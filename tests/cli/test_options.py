@@ -14,8 +14,8 @@ def test_text_labels_keep_leading_zeros_and_take_minus_one_as_unlabelled(tmp_pat
 
 
 def test_settings_have_the_type_of_their_field():
-    chosen = parse_settings(methods.get("combemb"), ["temperature=1", "include_self=False", "anchors=all"])
-    assert chosen == {"temperature": 1.0, "include_self": False, "anchors": "all"}
+    chosen = parse_settings(methods.get("combemb"), ["temperature=1", "include_self=False", "finetune=last"])
+    assert chosen == {"temperature": 1.0, "include_self": False, "finetune": "last"}
     assert isinstance(chosen["temperature"], float)
 
 

@@ -1,7 +1,7 @@
 """A minimal method of each kind that the interface must support; none is meant for use."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -202,6 +202,7 @@ class Head(HeadMethod):
     """A classifier of seen and novel classes (2026): L = CE(labelled) + 0.1 mean ||p(x) - p(x')||^2."""
 
     paper: ClassVar[str] = PAPER
+    trial_settings: ClassVar[dict[str, Any]] = {"learning_rate": 0.01}  # a trial has too few steps for the default
 
     def network(self, n_features, n_seen, n_novel):
         return WithHead(n_features, n_seen + n_novel)

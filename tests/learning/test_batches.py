@@ -1,6 +1,7 @@
 """Batches of two views: their sizes and order, what is random in them, and how several processes share them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,6 +227,157 @@ def test_every_item_is_drawn_over_many_epochs_and_about_equally_often():
         expected = n_epochs * len(data) * 7 / len(part)
         assert part.min() > 0.8 * expected
         assert part.max() < 1.2 * expected
+
+
+# Labelled items drawn evenly over the classes
+
+
+SIZES = (1, 2, 3, 5, 40)
+
+
+def uneven(n_unlabelled: int = 49, multi: bool = False, **fields: Any) -> Batches:
+    """Classes of very different sizes and unlabelled items, in random order; labelled ones are drawn evenly."""
+    labels = np.repeat([*range(len(SIZES)), -1], [*SIZES, n_unlabelled])
+    labels = np.random.default_rng(3).permutation(labels)
+    values = np.where(labels[:, None] >= 0, np.eye(len(SIZES))[labels], -1) if multi else labels
+    given = {"batch_size": 24, "labelled_share": 0.5, "seed": 0, "noise": 0.5, "balanced": True, **fields}
+    return Batches(ArrayItems(numbered(len(labels), 2)), read_labels(values, len(labels)), **given)
+
+
+def evenly(sizes: Sequence[int], n: int) -> list[set[int]]:
+    """How many items of each class n draws may hold: two of every class before the next two of any."""
+    taken = [0] * len(sizes)
+    for turn in range(max(sizes)):
+        wanted = [min(size, 2 * turn + 2) for size in sizes]
+        if sum(wanted) > n:
+            return [set(range(low, high + 1)) for low, high in zip(taken, wanted, strict=True)]
+        taken = wanted
+    return [{size} for size in taken]
+
+
+@pytest.mark.parametrize("batch_size", [10, 18, 24, 40, 100])
+def test_two_of_every_class_come_before_the_next_two_of_any(batch_size):
+    data = uneven(batch_size=batch_size)
+    expected = evenly(SIZES, data.n_labelled)
+    for epoch in range(5):
+        for batch in data.epoch(epoch):
+            counts = batch.labels[: batch.n_labelled].bincount(minlength=len(SIZES)).tolist()
+            assert sum(counts) == data.n_labelled == batch.n_labelled
+            assert all(n in may for n, may in zip(counts, expected, strict=True)), counts
+            assert len(set(batch.rows.tolist())) == len(batch.rows)
+            assert batch.labels.tolist() == data.labels.values[batch.rows].tolist()
+
+
+def test_at_most_one_class_has_an_item_without_another_of_its_class():
+    """The batch ends amid a pair if it is odd, or after a class with an odd number of items."""
+    for batch in uneven(batch_size=14).epoch(0):  # 7 labelled items of 5 classes, one of which has a single item
+        counts = batch.labels[: batch.n_labelled].bincount(minlength=len(SIZES))
+        assert (counts[1:] == 1).sum() <= 1
+
+
+def test_which_classes_are_left_out_and_which_items_are_taken_is_left_to_luck():
+    data = uneven(batch_size=8)  # 4 labelled items, of 5 classes
+    labelled = [batch.labels[:4] for epoch in range(40) for batch in data.epoch(epoch)]
+    assert set(torch.cat(labelled).tolist()) == set(range(len(SIZES)))
+    rows = torch.cat([batch.rows[: batch.n_labelled] for epoch in range(200) for batch in data.epoch(epoch)])
+    assert set(rows.tolist()) == set(np.flatnonzero(data.labels.is_labelled).tolist())
+
+
+def test_items_of_a_class_are_drawn_equally_often():
+    data = uneven()
+    counts = torch.zeros(len(data.labels))
+    for epoch in range(300):
+        for batch in data.epoch(epoch):
+            counts[batch.rows] += 1
+    large = counts[torch.from_numpy(data.labels.values == 4)]
+    assert large.min() > 0.6 * large.mean()
+    assert large.max() < 1.4 * large.mean()
+
+
+def test_items_with_several_labels_are_drawn_as_they_come():
+    for first, second in zip(uneven(multi=True).epoch(0), uneven(multi=True, balanced=False).epoch(0), strict=True):
+        assert_equal(first, second)
+
+
+# Unlabelled items that come with their neighbours
+
+
+def ringed(**fields: Any) -> Batches:
+    """Items on a ring, each with two neighbours on either side, every fifth item with one."""
+    data = uneven(**fields)
+    N = len(data.labels)
+    near = (torch.arange(N)[:, None] + torch.tensor([-1, 1, -2, 2])) % N
+    near[::5, 2:] = -1
+    data.neighbours = near
+    return data
+
+
+@pytest.mark.parametrize("n_together", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("batch_size", [4, 24, 60, 1000])
+def test_batches_with_neighbours_have_their_size_and_no_repeats(batch_size, n_together):
+    data = ringed(batch_size=batch_size, n_together=n_together)
+    batches = list(data.epoch(0))
+    assert len(batches) == len(data)
+    for batch in batches:
+        assert (batch.n_labelled, len(batch.rows)) == (data.n_labelled, data.n_labelled + data.n_unlabelled)
+        assert len(set(batch.rows.tolist())) == len(batch.rows)
+        assert (batch.labels[: batch.n_labelled] >= 0).all()
+        assert (batch.labels[batch.n_labelled :] == -1).all()
+
+
+@pytest.mark.parametrize("n_together", [2, 3])
+def test_the_first_of_a_batch_are_joined_by_neighbours_of_theirs(n_together):
+    data, alone = ringed(n_together=n_together), ringed(n_together=1)
+    is_labelled = torch.from_numpy(data.labels.is_labelled)
+    n_firsts = -(-data.n_unlabelled // n_together)
+    n_joined = 0
+    for batch in data.epoch(0):
+        rows = batch.rows[batch.n_labelled :].tolist()
+        firsts = rows[:n_firsts]
+        for row in firsts:
+            near = [j for j in data.neighbours[row].tolist() if j >= 0 and not is_labelled[j]]
+            if len(near) == 4:  # all it has are there to be picked
+                assert len(set(near) & set(rows)) >= n_together - 1
+        near_firsts = {j for row in firsts for j in data.neighbours[row].tolist()}
+        n_joined += len(near_firsts & set(rows[n_firsts:]))
+    by_chance = 0
+    for batch in alone.epoch(0):
+        rows = batch.rows[batch.n_labelled :].tolist()
+        near_firsts = {j for row in rows[:n_firsts] for j in data.neighbours[row].tolist()}
+        by_chance += len(near_firsts & set(rows[n_firsts:]))
+    assert n_joined > 1.2 * by_chance
+
+
+def test_items_without_neighbours_come_as_if_there_were_none():
+    data = ringed(n_together=4)
+    data.neighbours = torch.full_like(data.neighbours, -1)
+    assert torch.equal(next(data.epoch(0)).rows, next(uneven().epoch(0)).rows)
+
+
+@pytest.mark.parametrize("make", [uneven, ringed])
+def test_even_and_grouped_batches_are_functions_of_seed_and_epoch(make):
+    fields = {"n_together": 3}
+    data, alike = make(**fields), make(**fields)
+    expected = list(data.epoch(3))
+    list(data.epoch(7))
+    torch.manual_seed(123)
+    for again in (data.epoch(3), alike.epoch(3)):
+        for first, second in zip(expected, again, strict=True):
+            assert_equal(first, second)
+    assert expected[0].rows.tolist() != next(data.epoch(4)).rows.tolist()
+    assert expected[0].rows.tolist() != next(make(**fields, seed=1).epoch(3)).rows.tolist()
+
+
+@pytest.mark.parametrize("make", [uneven, ringed])
+def test_even_and_grouped_batches_are_shared_by_the_processes(make):
+    fields = {"n_together": 3}
+    alone = list(make(**fields).epoch(2))
+    parts = [list(make(**fields, rank=rank, world_size=2).epoch(2)) for rank in range(2)]
+    for whole, *own in zip(alone, *parts, strict=True):
+        for name in ("rows", "x", "other", "labels"):
+            labelled = torch.cat([getattr(batch, name)[: batch.n_labelled] for batch in own])
+            unlabelled = torch.cat([getattr(batch, name)[batch.n_labelled :] for batch in own])
+            assert torch.equal(torch.cat([labelled, unlabelled]), getattr(whole, name))
 
 
 # Several processes

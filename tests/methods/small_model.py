@@ -46,6 +46,7 @@ def fitted(multi: bool = False, **fields: Any) -> tuple[CombEmb, Batches]:
         method.view_noise,
         method.view_dropout,
         with_clean=True,
+        balanced=method.balanced_labels,
     )
     threshold = method.network_.threshold.clone()
     method.prepare(data)  # again, since a fitted model has let go of what only training needs
@@ -75,10 +76,11 @@ def classes_of(labels: Tensor) -> list[list[int]]:
 
 
 @cache
-def labelled_classes(multi: bool) -> list[list[int]]:
-    """The classes of all labelled items of the problem."""
+def labelled_classes(multi: bool) -> dict[int, list[int]]:
+    """The classes of all labelled items of the problem, by position."""
     labels = torch.from_numpy(problem(multi)[1])
-    return classes_of(labels[labels.reshape(200, -1)[:, 0] >= 0])
+    rows = torch.nonzero(labels.reshape(200, -1)[:, 0] >= 0)[:, 0]
+    return dict(zip(rows.tolist(), classes_of(labels[rows]), strict=True))
 
 
 def naive_z(method: CombEmb, x: Tensor) -> list[list[list[float]]]:
@@ -97,19 +99,37 @@ def mapped_items(method: CombEmb, multi: bool = False) -> Tensor:
     return method.feature_map_(torch.from_numpy(problem(multi)[0]))
 
 
-_SOUGHT_IN: dict[tuple[bool, int, int], list[list[float]]] = {}
+_SOUGHT_IN: dict[tuple[Any, ...], list[list[float]]] = {}
+_LISTS: dict[tuple[Any, ...], list[set[int]]] = {}
+
+
+def _key(method: CombEmb, multi: bool) -> tuple[Any, ...]:
+    return multi, method.seed, method.neighbour_features, method.smoothing
 
 
 def naive_features(method: CombEmb, multi: bool) -> list[list[float]]:
     """All items of the problem in the features in which neighbours are sought; they do not depend on the training."""
-    key = (multi, method.neighbour_features, method.smoothing)
+    key = _key(method, multi)
     if key not in _SOUGHT_IN:
-        x, labels = mapped_items(method, multi), torch.from_numpy(problem(multi)[1])
-        labelled = x[labels.reshape(200, -1)[:, 0] >= 0].tolist()
-        directions = naive.discriminant_directions(labelled, labelled_classes(multi), x.tolist(), key[1])
-        turned = [[naive.dot(w, row) for w in directions] for row in x.tolist()]
-        _SOUGHT_IN[key] = naive.smoothed(turned, turned, method.smoothing)
+        x = mapped_items(method, multi)[:, : method.neighbour_features].tolist()
+        classes = list(labelled_classes(multi).values())
+        _SOUGHT_IN[key] = naive.smoothed(x, x, method.smoothing or naive.n_averaged(classes, 200))
     return _SOUGHT_IN[key]
+
+
+def naive_shares(method: CombEmb, multi: bool) -> list[float]:
+    """How large the class of each item of the problem is, or that which it is nearest to."""
+    return naive.item_shares(naive_features(method, multi), labelled_classes(multi))
+
+
+def naive_lists(method: CombEmb, multi: bool) -> list[set[int]]:
+    """The mutual neighbours of each item among all items of the problem."""
+    key = (*_key(method, multi), method.nearest_share, method.n_listed)
+    if key not in _LISTS:
+        ranks = [naive.rank(method.nearest_share, 200 * share) for share in naive_shares(method, multi)]
+        ranks = [min(rank, method.n_listed) for rank in ranks]
+        _LISTS[key] = naive.mutual_neighbours(naive_features(method, multi), ranks)
+    return _LISTS[key]
 
 
 def steady_pi(method: CombEmb, batch: Batch, multi: bool) -> list[list[float]]:
@@ -120,19 +140,36 @@ def steady_pi(method: CombEmb, batch: Batch, multi: bool) -> list[list[float]]:
     return [[naive.mean(both) for both in zip(*pair, strict=True)] for pair in zip(*views, strict=True)]
 
 
-def naive_positives(method: CombEmb, batch: Batch, threshold: float = GAMMA) -> list[set[int]]:
+def naive_pairs(method: CombEmb, batch: Batch, threshold: float = GAMMA) -> list[set[int]]:
     """By the union of the model's rules; of a batch with a clean view only x and the rows count."""
-    multi = batch.labels.dim() == 2
-    uses_neighbours = "neighbours" in method.pair_rules
-    return naive.batch_positives(
+    multi, rows = batch.labels.dim() == 2, batch.rows.tolist()
+    shares = naive_shares(method, multi)
+    return naive.pairs_of_rules(
         naive_pi(method, batch.x),
         steady_pi(method, batch, multi),
-        [naive_features(method, multi)[row] for row in batch.rows] if uses_neighbours else [],
+        batch_features(method, batch),
+        [{rows.index(j) for j in naive_lists(method, multi)[row] if j in rows} for row in rows],
         rules=method.pair_rules,
         threshold=threshold,
-        rank=naive.nearest_rank(method.nearest_share, labelled_classes(multi), len(batch.x)),
+        ranks=[naive.rank(method.nearest_share, shares[row] * len(rows)) for row in rows],
         n_neighbours=method.n_neighbours,
-        include_self=method.include_self,
+    )
+
+
+def batch_features(method: CombEmb, batch: Batch) -> list[list[float]]:
+    """The features in which neighbours are sought, as roughly as they are kept."""
+    features = naive_features(method, batch.labels.dim() == 2)
+    return [[naive.half(value) for value in features[row]] for row in batch.rows]
+
+
+def naive_positives(method: CombEmb, batch: Batch, threshold: float = GAMMA) -> list[dict[int, float]]:
+    """The weights of the positives of each item."""
+    names = ("include_self", "feature_pull", "feature_temperature")
+    return naive.positive_weights(
+        naive_pairs(method, batch, threshold),
+        classes_of(batch.labels[: batch.n_labelled]),
+        batch_features(method, batch),
+        **{name: getattr(method, name) for name in names},
     )
 
 
@@ -142,10 +179,10 @@ def predictor(method: CombEmb) -> Callable[[naive.Matrix], naive.Matrix]:
 
 
 def naive_losses(
-    method: CombEmb, batch: Batch, positive: list[set[int]] | None = None, **given: Any
+    method: CombEmb, batch: Batch, positive: list[dict[int, float]] | None = None, **given: Any
 ) -> dict[str, float]:
     """Eq. 8 of the batch; given: the ramp, and pi that stands still for derivatives."""
-    names = ("anchors", "temperature", "sharpness", "similarity_weight", "consistency_weight")
+    names = ("labelled_anchors", "temperature", "sharpness", "similarity_weight", "consistency_weight")
     return naive.total_loss(
         naive_z(method, batch.x),
         naive_z(method, batch.other),
@@ -154,6 +191,7 @@ def naive_losses(
         classes_of(batch.labels[: batch.n_labelled]),
         h=predictor(method),
         positive=naive_positives(method, batch) if positive is None else positive,
+        trust=naive.trust(list(labelled_classes(batch.labels.dim() == 2).values()), method.label_trust),
         similarity_temperature=method.similarity_temperature or naive.default_similarity_temperature(5),
         **{name: getattr(method, name) for name in names},
         **given,

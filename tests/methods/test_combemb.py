@@ -12,7 +12,7 @@ from tests.methods.small_model import (
     SMALL,
     classes_of,
     fitted,
-    naive_positives,
+    naive_pairs,
     naive_z,
     problem,
 )
@@ -25,13 +25,15 @@ def test_the_published_form_has_none_of_our_additions():
     method = CombEmb.as_published(24, seed=3)
     assert (method.bits, method.seed, method.pair_rules) == (24, 3, ("similar",))
     assert (method.similarity_temperature, method.ramp_share, method.positive_gradient) == (1.0, 0.0, True)
+    assert (method.labelled_anchors, method.feature_pull, method.label_trust) == (0, 0, 0)
+    assert (method.n_meta_classes, method.balanced_labels) == (4, False)
     assert CombEmb.as_published(24, positive_threshold=0.7).positive_threshold == 0.7
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"bits": 13}, r"bits=13 is not a multiple of log2\(n_meta_classes\)=2; use 12 or 14"),
+        ({"bits": 13, "n_meta_classes": 4}, r"bits=13 is not a multiple of log2\(n_meta_classes\)=2; use 12 or 14"),
         ({"bits": 13, "n_meta_classes": 8}, r"bits=13 .* log2\(n_meta_classes\)=3; use 12 or 15"),
         ({"bits": 0}, "bits=0 "),
         ({"n_meta_classes": 3}, "n_meta_classes=3 must be one of 2, 4, 8, 16"),
@@ -41,7 +43,13 @@ def test_the_published_form_has_none_of_our_additions():
         ({"pair_rules": "nearest"}, "pair_rules='nearest' must be a tuple of one or more of similar"),
         ({"pair_rules": ()}, "must be a tuple of one or more of similar, nearest, neighbours"),
         ({"pair_rules": ("similar", "alike")}, "must be a tuple of one or more of similar, nearest, neighbours"),
-        ({"anchors": "labelled"}, "anchors='labelled' must be one of unlabelled, all"),
+        ({"labelled_anchors": -0.1}, "labelled_anchors=-0.1 must be at least 0"),
+        ({"feature_pull": -0.1}, "feature_pull=-0.1 must be at least 0"),
+        ({"feature_temperature": 0.0}, "feature_temperature=0.0 must be above 0"),
+        ({"label_trust": -1.0}, "label_trust=-1.0 must be at least 0"),
+        ({"n_listed": 0}, "n_listed=0 must be above 0"),
+        ({"n_together": 0}, "n_together=0 must be above 0, or None"),
+        ({"whitening_ridge": 0.0}, "whitening_ridge=0.0 must be above 0, or None"),
         ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
         ({"temperature": float("nan")}, "temperature=nan must be a finite number"),
         ({"similarity_temperature": 0.0}, "similarity_temperature=0.0 must be above 0, or None"),
@@ -52,7 +60,7 @@ def test_the_published_form_has_none_of_our_additions():
         ({"nearest_share": 0.0}, "nearest_share=0.0 must be above 0"),
         ({"n_neighbours": 0}, "n_neighbours=0 must be above 0"),
         ({"neighbour_features": 0}, "neighbour_features=0 must be above 0"),
-        ({"smoothing": 0}, "smoothing=0 must be above 0"),
+        ({"smoothing": 0}, "smoothing=0 must be above 0, or None"),
         ({"similarity_weight": -1.0}, "similarity_weight=-1.0 must be at least 0"),
         ({"consistency_weight": -1.0}, "consistency_weight=-1.0 must be at least 0"),
         ({"threshold_precision": 1.1}, "threshold_precision=1.1 must be at least 0 and at most 1"),
@@ -81,17 +89,31 @@ def test_fields_that_make_no_sense_are_refused_before_the_fit(fields, message):
 
 
 @pytest.mark.parametrize(
-    ("kept", "message"),
+    ("kept", "fields", "message"),
     [
-        ([], "label"),
-        ([2], "only one class has labels"),
-        ([0, 1, 2], "found 3 seen classes, n_meta_classes=4 needs at least 4"),
+        ([], {}, "label"),
+        ([2], {}, "only one class has labels"),
+        ([0, 1, 2], {"n_meta_classes": 4}, "found 3 seen classes, n_meta_classes=4 needs at least 4"),
     ],
 )
-def test_too_few_seen_classes_are_refused(kept, message):
+def test_too_few_seen_classes_are_refused(kept, fields, message):
     x, labels = problem()
     with pytest.raises(ValueError, match=message):
-        CombEmb(**SMALL).fit(x, np.where(np.isin(labels, kept), labels, -1))
+        CombEmb(**SMALL, **fields).fit(x, np.where(np.isin(labels, kept), labels, -1))
+
+
+@pytest.mark.parametrize(
+    ("n_seen", "bits", "K"), [(2, 12, 2), (3, 12, 2), (4, 12, 4), (5, 13, 2), (15, 12, 4), (16, 12, 8), (32, 12, 16)]
+)
+def test_meta_classes_are_as_many_as_suit_the_seen_classes_and_the_bits(n_seen, bits, K):
+    """The most for so many classes whose log2 divides the bits."""
+    x, labels = problem()
+    labels = np.where(np.arange(200) % 2 == 0, np.arange(200) // 2 % n_seen, -1)
+    method = CombEmb(**{**SMALL, "bits": bits}).fit(x, labels, progress=False)
+    assert method.codebook.words.shape[1] == K
+    assert method.codebook.bits == bits
+    assert len(set(method.meta_classes_.table[0].tolist())) == K
+    assert method.embed(x).isfinite().all()
 
 
 def test_labels_without_gaps_are_refused():
@@ -146,6 +168,58 @@ def test_a_label_column_without_items_does_no_harm():
     assert torch.equal(method.embed(x), narrow.embed(x))
 
 
+def scratch_of(monkeypatch, x, labels, **fields):
+    """What only training needs, at the end of a fit."""
+    found = []
+    monkeypatch.setattr(CombEmb, "on_end", lambda self, _: found.append(self.scratch))
+    CombEmb(**{**SMALL, **fields}).fit(x, labels, progress=False)
+    return found[0]
+
+
+def test_rotated_features_have_the_same_neighbours(monkeypatch):
+    """Their components differ in signs only; training starts from random directions, which do not turn with them."""
+    x, labels = problem()
+    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(20, 20)))[0].astype(np.float32)
+    one, other = (scratch_of(monkeypatch, given, labels) for given in (x, x @ turn))
+    torch.testing.assert_close(one.shares, other.shares)
+    torch.testing.assert_close(one.lists, other.lists)
+    cosines = [part.neighbour_features.float() @ part.neighbour_features.float().T for part in (one, other)]
+    torch.testing.assert_close(*cosines, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_together"),
+    [({}, 3), ({"batch_size": 200}, 1), ({"batch_size": 8}, 4), ({"n_together": 2}, 2), (SIMILAR, 1)],
+    ids=str,
+)
+def test_neighbours_come_together_where_a_batch_has_few_items_of_a_class(fields, n_together):
+    """16 of a class are enough, for five seen classes; without the rule neighbours, nothing is listed."""
+    _, data = fitted(**fields)
+    assert data.n_together == n_together
+    assert (data.neighbours is None) == (fields == SIMILAR)
+
+
+def test_no_item_is_near_to_a_label_column_without_items(monkeypatch):
+    """Its mean is zero, so it would be nearer than classes at an obtuse angle."""
+    rng = np.random.default_rng(0)
+    kinds = np.arange(80) % 4
+    x = np.eye(4)[kinds] - 0.25 + 0.01 * rng.normal(size=(80, 4))  # a tetrahedron, of which two corners are novel
+    labels = np.where((kinds[:, None] < 2) & (np.arange(80)[:, None] < 40), np.eye(4)[kinds][:, [0, 1, 2]], -1)
+    found = scratch_of(monkeypatch, x.astype(np.float32), labels).shares
+    torch.testing.assert_close(found, torch.full((80,), 0.5))
+
+
+def test_the_sizes_of_classes_are_those_of_all_labels_however_few_are_looked_at(monkeypatch):
+    x, labels = problem()
+    is_rare = (labels == 0) & (np.cumsum(labels == 0) > 3)
+    labels = np.where(is_rare, -1, labels)
+    expected = scratch_of(monkeypatch, x, labels).shares
+    monkeypatch.setattr("combemb.methods.combemb.MAX_CLASSIFIER_ITEMS", 20)
+    found = scratch_of(monkeypatch, x, labels).shares
+    assert found.unique().tolist() == expected.unique().tolist()
+    assert found[torch.from_numpy(labels == 0)].tolist() == pytest.approx([3 / (labels >= 0).sum()] * 3)
+
+
 @pytest.mark.parametrize(
     ("n_items", "per_class", "fields"),
     [
@@ -198,7 +272,7 @@ def test_the_log_diagnoses_the_last_batch_of_an_epoch(fields):
     method, data = fitted(**fields)
     record = method.log_[-1]
     *_, last = data.epoch(0)
-    positive = naive_positives(method, last)
+    positive = naive_pairs(method, last)
     n = last.n_labelled
     classes = classes_of(last.labels[:n])
     assert record["positives_per_anchor"] == pytest.approx(naive.mean([len(own) for own in positive[n:]]))

@@ -18,9 +18,12 @@ from tests.methods.small_model import (
     fitted,
     labelled_classes,
     naive_features,
+    naive_lists,
     naive_losses,
+    naive_pairs,
     naive_pi,
     naive_positives,
+    naive_shares,
     training,
 )
 from tests.reference import naive
@@ -51,7 +54,14 @@ def assert_terms(found: dict[str, Tensor], expected: dict[str, float], tolerance
         ALL_RULES,
         {"include_self": False},
         {**FIXED, "include_self": False},
-        {"anchors": "all"},
+        {**NEIGHBOURS, "n_listed": 2},
+        {"labelled_anchors": 0.0},
+        {"labelled_anchors": 2.0, "label_trust": 0.0},
+        {"label_trust": 100.0},
+        {"feature_pull": 0.0},
+        {"feature_pull": 0.0, "include_self": False, "labelled_anchors": 1.0},
+        {"feature_pull": 20.0, "feature_temperature": 0.5},
+        {"balanced_labels": False, "n_together": 1},
         {"positive_gradient": True},
         {**FIXED, "positive_gradient": True},
         {**FIXED, "n_meta_classes": 2},
@@ -68,7 +78,8 @@ def test_losses_are_eq_8_of_the_loops(fields):
 
 @pytest.mark.parametrize("fields", [{}, FIXED, ALL_RULES], ids=["default", "similar", "all"])
 def test_losses_are_eq_8_of_the_loops_in_double_precision(fields):
-    method, batch = training(**fields)
+    """Without the pull towards the features, which are kept in half precision."""
+    method, batch = training(**fields, feature_pull=0.0)
     batch = doubled(method, batch)
     assert_terms(method.losses(batch), naive_losses(method, batch), 1e-10)
 
@@ -76,7 +87,7 @@ def test_losses_are_eq_8_of_the_loops_in_double_precision(fields):
 def test_without_a_clean_view_both_views_together_tell_what_is_nearest():
     method, batch = training(**NEAREST, nearest_share=1.0)
     without = replace(batch, clean=None)
-    assert naive_positives(method, without) != naive_positives(method, batch)
+    assert naive_pairs(method, without) != naive_pairs(method, batch)
     assert_terms(method.losses(without), naive_losses(method, without), 1e-4)
 
 
@@ -88,15 +99,15 @@ def test_losses_of_items_with_several_labels(fields):
 
 
 def test_the_pair_rules_of_these_tests_find_pairs_and_not_only_pairs():
-    """Else the comparisons above would say little; without the item itself some anchors have no positive."""
-    method, batch = training(**ALL_RULES, include_self=False)
+    """Else the comparisons above would say little; for each rule, some anchors have no positive but themselves."""
+    method, batch = training(**ALL_RULES)
     found = {}
     for rule in PAIR_RULES:
         method.pair_rules = (rule,)
-        found[rule] = naive_positives(method, batch)
+        found[rule] = naive_pairs(method, batch)
         sizes = [len(own) for own in found[rule]]
-        assert min(sizes) == 0 or rule == "neighbours"
-        assert 1 < max(sizes) < 23
+        assert min(sizes) == 1
+        assert 2 < max(sizes) < 24
     for one, other in [(a, b) for a in PAIR_RULES for b in PAIR_RULES if a != b]:
         assert any(a - b for a, b in zip(found[one], found[other], strict=True)), f"{other} finds all of {one}"
 
@@ -118,7 +129,9 @@ def test_pair_losses_come_up_over_the_ramp(progress, ramp_share):
 @pytest.mark.parametrize("rule", PAIR_RULES)
 def test_each_rule_has_a_witness_of_its_own(rule):
     """similar: the view of the loss; nearest: the clean view; neighbours: the items as they were before training."""
-    method, batch = training(pair_rules=(rule,), positive_threshold=GAMMA)
+    method, batch = training(pair_rules=(rule,), positive_threshold=GAMMA, feature_pull=0.0)
+    if rule != "similar":
+        method.scratch.shares.fill_(0.2)  # else ranks would follow the items too
     expected = method.losses(batch)["similarity"].item()
     shuffled = torch.randperm(len(batch.x), generator=torch.Generator().manual_seed(0))
     with_clean = method.losses(replace(batch, clean=batch.clean[shuffled]))["similarity"].item()
@@ -169,10 +182,63 @@ def test_neighbours_are_sought_by_cosine_however_roughly_the_features_are_kept()
 
 
 @pytest.mark.parametrize("multi", [False, True])
-def test_how_near_the_nearest_must_be_follows_from_the_shares_of_the_classes(multi):
+def test_how_near_the_nearest_must_be_follows_from_the_size_of_each_class(multi):
     method, _ = fitted(multi)
-    assert method.scratch.class_share == pytest.approx(naive.class_share(labelled_classes(multi)), rel=1e-5)
-    assert 0.2 <= method.scratch.class_share < 0.3  # 1/5 for five classes of one size
+    found = method.scratch.shares
+    torch.testing.assert_close(found, torch.tensor(naive_shares(method, multi)))
+    assert len(found.unique()) >= 5
+    assert found.mean().item() == pytest.approx(0.2, abs=0.05)  # 1/5 for five classes of one size
+
+
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"n_listed": 3}, {"nearest_share": 0.05}], ids=str)
+def test_the_lists_of_neighbours_are_those_of_the_loops(multi, fields):
+    method, data = fitted(multi, **fields)
+    found = [set(row[row >= 0].tolist()) for row in method.scratch.lists]
+    assert found == naive_lists(method, multi)
+    assert torch.equal(data.neighbours, method.scratch.lists)
+    assert max(map(len, found)) <= fields.get("n_listed", 10)
+
+
+# How far labels are trusted
+
+
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize("label_trust", [0.0, 5.0, 20.0])
+def test_eq_4_counts_by_the_labels_per_class(multi, label_trust):
+    method, _ = fitted(multi, label_trust=label_trust)
+    n = len(labelled_classes(multi)) / 5
+    assert method.scratch.trust == pytest.approx(n / (n + label_trust))
+
+
+def test_pairs_of_labelled_items_are_decided_by_their_labels():
+    """A rule that pairs everything leaves the positives of labelled anchors wrong only among unlabelled items."""
+    method, batch = training(pair_rules=("similar",), positive_threshold=-1.0, feature_pull=0.0, labelled_anchors=1.0)
+    n, classes = batch.n_labelled, batch.labels[: batch.n_labelled]
+    expected = torch.ones(24, 24)
+    expected[:n, :n] = (classes[:, None] == classes).float()
+    positives = [dict.fromkeys(torch.nonzero(row)[:, 0].tolist(), 1.0) for row in expected]
+    assert_terms(method.losses(batch), naive_losses(method, batch, positives), 1e-4)
+
+
+def test_the_pull_towards_features_counts_as_so_many_positives():
+    """At a high temperature it is even: an anchor of p positives has pull / (p + pull) of them all over the batch."""
+    method, batch = training(**FIXED, feature_pull=3.0, feature_temperature=1e6)
+    rules_only = with_even_pull(naive_pairs(method, batch), batch, 3.0)
+    assert_terms(method.losses(batch), naive_losses(method, batch, rules_only), 1e-4)
+
+
+def with_even_pull(pairs: list[set[int]], batch: Batch, pull: float) -> list[dict[int, float]]:
+    """Weights of the pairs by rules and, for unlabelled anchors, of an even pull; labelled ones by their labels."""
+    n = batch.n_labelled
+    found = []
+    for i, own in enumerate(pairs):
+        if i < n:
+            same = {j for j in range(n) if batch.labels[i] == batch.labels[j]}
+            found.append(dict.fromkeys(same | {j for j in own if j >= n}, 1.0))
+        else:
+            found.append({j: (j in own) + pull / 24 for j in range(24)})
+    return found
 
 
 # The calibration of gamma

@@ -5,7 +5,8 @@ pi is a flat list of M*d floats. Sets of indices stand for masks.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Vector = Sequence[float]
 Matrix = Sequence[Vector]
@@ -80,23 +81,30 @@ def positives(pi: Matrix, anchor: int, threshold: float) -> set[int]:
     return {j for j in range(len(pi)) if j == anchor or cosine(pi[anchor], pi[j]) >= threshold}
 
 
-def mutual_neighbours(features: Matrix, anchor: int, n_neighbours: int) -> set[int]:
-    """The anchor and those that are among its nearest and have it among theirs, by cosine; no two may be equal."""
+def nearest_first(features: Matrix) -> list[list[int]]:
+    """For each item all others, the nearest first, by cosine."""
+    rows = [unit(row) for row in features]
+    found = []
+    for i in range(len(rows)):
+        others = [j for j in range(len(rows)) if j != i]
+        others.sort(key=lambda j: dot(rows[i], rows[j]), reverse=True)
+        found.append(others)
+    return found
 
-    def nearest(i: int) -> set[int]:
-        others = [j for j in range(len(features)) if j != i]
-        others.sort(key=lambda j: cosine(features[i], features[j]), reverse=True)
-        return set(others[:n_neighbours])
 
-    return {anchor} | {j for j in nearest(anchor) if anchor in nearest(j)}
+def mutual_neighbours(features: Matrix, ranks: Sequence[int]) -> list[set[int]]:
+    """For each item those among its nearest that have it among theirs; item i has ranks[i] of them; no ties."""
+    near = [set(others[:rank]) for others, rank in zip(nearest_first(features), ranks, strict=True)]
+    return [{j for j in near[i] if i in near[j]} for i in range(len(near))]
 
 
-def similarity_loss(z: Matrix, pi: Matrix, positive: set[int], temperature: float) -> float:
-    """Eq. 6 of one anchor; the paper has temperature 1. Without positives 0."""
+def similarity_loss(z: Matrix, pi: Matrix, positive: Mapping[int, float], temperature: float) -> float:
+    """Eq. 6 of one anchor; the paper has temperature 1 and weights of 1. Without positives 0."""
     scores = [dot(unit(flat(z)), unit(other)) / temperature for other in pi]
+    total = sum(positive.values())
     loss = 0.0
-    for j in positive:
-        loss -= log_softmax(scores, j) / len(positive)
+    for j, weight in positive.items():
+        loss -= weight * log_softmax(scores, j) / total
     return loss
 
 
@@ -149,46 +157,65 @@ def default_similarity_temperature(n_classes: int) -> float:
     return 0.33 / math.sqrt(math.sqrt(n_classes))
 
 
-def class_share(classes: Sequence[Sequence[int]]) -> float:
-    """Sum of squared class shares among labelled items; an item of n classes is one n-th of an item of each."""
+def class_shares(classes: Sequence[Sequence[int]]) -> dict[int, float]:
+    """The shares of classes among labelled items; an item of n classes is one n-th of an item of each."""
     shares: dict[int, float] = {}
     for own in classes:
         for c in own:
             shares[c] = shares.get(c, 0.0) + 1 / len(own) / len(classes)
-    return sum(share**2 for share in shares.values())
+    return shares
 
 
-def nearest_rank(nearest_share: float, classes: Sequence[Sequence[int]], batch_size: int) -> int:
-    """A share of the number of items that a batch has of one class, at least one."""
-    return max(round(nearest_share * class_share(classes) * batch_size), 1)
+def item_shares(features: Matrix, classes: Mapping[int, Sequence[int]]) -> list[float]:
+    """The share of each item's class, of the mean of its classes, or of that with the nearest mean if unlabelled.
+
+    classes: those of the labelled items, by position. An item of n classes counts one n-th in the mean of each.
+    """
+    shares = class_shares(list(classes.values()))
+    means = {}
+    for c in shares:
+        total = [0.0] * len(features[0])
+        for i, own in classes.items():
+            if c in own:
+                total = [t + value / len(own) for t, value in zip(total, features[i], strict=True)]
+        means[c] = total
+    found = []
+    for i, row in enumerate(features):
+        if i in classes:
+            found.append(mean([shares[c] for c in classes[i]]))
+        else:
+            found.append(shares[max(means, key=lambda c: cosine(row, means[c]))])
+    return found
 
 
-def eigenvectors(matrix: Matrix) -> list[tuple[float, list[float]]]:
-    """Eigenvalues of a symmetric matrix with their vectors, the largest first, by Jacobi's rotations."""
-    n = len(matrix)
-    a = [list(row) for row in matrix]
-    v = [[float(i == j) for j in range(n)] for i in range(n)]  # columns are the vectors
-    for _ in range(60):
-        if sum(a[p][q] ** 2 for p in range(n) for q in range(p)) <= 1e-28 * sum(a[p][p] ** 2 for p in range(n)):
-            break
-        for p in range(n):
-            for q in range(p + 1, n):
-                angle = 0.5 * math.atan2(2 * a[p][q], a[q][q] - a[p][p])
-                c, s = math.cos(angle), math.sin(angle)
-                for row in (*a, *v):
-                    row[p], row[q] = c * row[p] - s * row[q], s * row[p] + c * row[q]
-                a[p], a[q] = (
-                    [c * x - s * y for x, y in zip(a[p], a[q], strict=True)],
-                    [s * x + c * y for x, y in zip(a[p], a[q], strict=True)],
-                )
-    found = [(a[i][i], [row[i] for row in v]) for i in range(n)]
-    return sorted(found, key=lambda pair: pair[0], reverse=True)
+def rank(nearest_share: float, size: float) -> int:
+    """How many neighbours an item has whose class has this size: a share of it, at least one."""
+    return max(round(nearest_share * size), 1)
+
+
+def n_averaged(classes: Sequence[Sequence[int]], n_items: int) -> int:
+    """A quarter of the items of a class of median size, at most 10 and at most a tenth of all, at least one."""
+    shares = sorted(class_shares(classes).values())
+    middle = len(shares) // 2
+    median = shares[middle] if len(shares) % 2 else (shares[middle - 1] + shares[middle]) / 2
+    return max(min(int(n_items * median / 4), 10, n_items // 10), 1)
+
+
+def trust(classes: Sequence[Sequence[int]], label_trust: float) -> float:
+    """n / label_trust but at most 1, n the number of labelled items per class."""
+    n = len(classes) / len(class_shares(classes))
+    return min(n / label_trust, 1.0) if label_trust > 0 else 1.0
+
+
+def half(value: float) -> float:
+    """The nearest number of 16 bits."""
+    return float(struct.unpack("e", struct.pack("e", value))[0])
 
 
 def scatter(x: Matrix) -> list[list[float]]:
-    """Mean of the outer products of the rows."""
+    """Sum of the outer products of the rows."""
     F = len(x[0])
-    return [[mean([row[i] * row[j] for row in x]) for j in range(F)] for i in range(F)]
+    return [[sum(row[i] * row[j] for row in x) for j in range(F)] for i in range(F)]
 
 
 def within_classes(x: Matrix, classes: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -206,27 +233,6 @@ def within_classes(x: Matrix, classes: Sequence[Sequence[int]]) -> list[list[flo
     ]
 
 
-def discriminant_directions(
-    labelled: Matrix, classes: Sequence[Sequence[int]], everyone: Matrix, n_features: int
-) -> list[list[float]]:
-    """Directions (d, F): whiten by the scatter within classes plus its mean variance, then principal components.
-
-    The components are those of everyone, labelled or not, around their mean.
-    """
-    F = len(everyone[0])
-    within = scatter(within_classes(labelled, classes))
-    ridge = max(mean([within[i][i] for i in range(F)]), 1e-12)
-    for i in range(F):
-        within[i][i] += ridge
-    whitening = [[value / math.sqrt(size) for value in vector] for size, vector in eigenvectors(within)]
-    middle = [mean([row[i] for row in everyone]) for i in range(F)]
-    white = [[dot(w, row) - dot(w, middle) for w in whitening] for row in everyone]
-    return [
-        [sum(part[k] * whitening[k][i] for k in range(F)) for i in range(F)]
-        for _, part in eigenvectors(scatter(white))[:n_features]
-    ]
-
-
 def smoothed(x: Matrix, landmarks: Matrix, n_neighbours: int) -> list[list[float]]:
     """For each item the mean of the landmarks nearest to it by cosine; all are of unit length, before and after."""
     landmarks = [unit(row) for row in landmarks]
@@ -238,28 +244,63 @@ def smoothed(x: Matrix, landmarks: Matrix, n_neighbours: int) -> list[list[float
     return found
 
 
-def batch_positives(
+def pairs_of_rules(
     pi: Matrix,
     clean: Matrix,
     features: Matrix,
+    lists: Sequence[set[int]],
     *,
     rules: Sequence[str],
     threshold: float,
-    rank: int,
+    ranks: Sequence[int],
     n_neighbours: int,
-    include_self: bool,
 ) -> list[set[int]]:
-    """The positives of every item of a batch by the union of the rules; clean: pi of the clean view."""
+    """The pairs of every item of a batch, itself included, by the union of the rules.
+
+    clean: pi of the clean view; lists: the neighbours of an item among all items that are in the batch.
+    """
+    nearest = mutual_neighbours(clean, ranks)
+    neighbours = mutual_neighbours(features, [min(n_neighbours, rank) for rank in ranks])
     found = []
     for i in range(len(pi)):
         own = {i}
         if "similar" in rules:
             own |= positives(pi, i, threshold)
         if "nearest" in rules:
-            own |= mutual_neighbours(clean, i, rank)
+            own |= nearest[i]
         if "neighbours" in rules:
-            own |= mutual_neighbours(features, i, n_neighbours)
-        found.append(own if include_self else own - {i})
+            own |= neighbours[i] | lists[i]
+        found.append(own)
+    return found
+
+
+def positive_weights(
+    pairs: Sequence[set[int]],
+    classes: Sequence[Sequence[int]],
+    features: Matrix,
+    *,
+    include_self: bool,
+    feature_pull: float,
+    feature_temperature: float,
+) -> list[dict[int, float]]:
+    """The weights of the positives of every item of a batch, the labelled ones first; classes: those of each of them.
+
+    The pairs of two labelled items are decided by their labels, others by the rules. Unlabelled items also have all
+    items as positives, to the degree to which their features are similar.
+    """
+    found = []
+    for i in range(len(pairs)):
+        own = set(pairs[i])
+        if i < len(classes):
+            own = {j for j in own if j >= len(classes)}
+            own |= {j for j in range(len(classes)) if set(classes[i]) & set(classes[j])}
+        own = own | {i} if include_self else own - {i}
+        weights = dict.fromkeys(own, 1.0)
+        if i >= len(classes) and feature_pull > 0:
+            scores = [cosine(features[i], other) / feature_temperature for other in features]
+            for j in range(len(pairs)):
+                weights[j] = weights.get(j, 0.0) + feature_pull * math.exp(log_softmax(scores, j))
+        found.append(weights)
     return found
 
 
@@ -271,8 +312,9 @@ def total_loss(
     classes: Sequence[Sequence[int]],
     *,
     h: Callable[[Matrix], Matrix],
-    positive: Sequence[set[int]],
-    anchors: str,
+    positive: Sequence[Mapping[int, float]],
+    trust: float,
+    labelled_anchors: float,
     temperature: float,
     sharpness: float,
     similarity_temperature: float,
@@ -285,21 +327,21 @@ def total_loss(
     """Eq. 8 of a batch divided by M, as its three terms: alpha = M similarity_weight, beta = M consistency_weight.
 
     z, other: the two views of B items, the labelled ones first; classes: those of each labelled item; table (M, C).
-    Eq. 5 and 6 see the first view of every item. For derivatives, what gradients must not flow through can be given:
-    pi of Eq. 6 and pi of the second view in Eq. 7.
+    Eq. 5 and 6 see the first view of every item; labels count as much as they are trusted. For derivatives, what
+    gradients must not flow through can be given: pi of Eq. 6 and pi of the second view in Eq. 7.
     """
     M, n_labelled = len(theta), len(classes)
     pi = [combinatorial_embedding(item, theta, sharpness) for item in z]
     contrasted = pi if pi_of_positives is None else pi_of_positives
     second = [combinatorial_embedding(item, theta, sharpness) for item in other] if pi_of_other is None else pi_of_other
     meta = [meta_loss_of_classes(z[i], theta, table, classes[i], temperature) for i in range(n_labelled)]
-    chosen = range(n_labelled if anchors == "unlabelled" else 0, len(z))
-    similarity = [similarity_loss(z[i], contrasted, positive[i], similarity_temperature) for i in chosen]
+    similarity = [similarity_loss(z[i], contrasted, positive[i], similarity_temperature) for i in range(len(z))]
+    anchored = trust * labelled_anchors * mean(similarity[:n_labelled]) + mean(similarity[n_labelled:])
     predictions = h(pi)
     consistency = [consistency_loss(predictions[i], second[i]) for i in range(len(z))]
     alpha, beta = M * similarity_weight * ramp, M * consistency_weight * ramp
     return {
-        "meta": mean(meta) / M,
-        "similarity": alpha * mean(similarity) / M,
+        "meta": trust * mean(meta) / M,
+        "similarity": alpha * anchored / M,
         "consistency": beta * mean(consistency) / M,
     }

@@ -27,7 +27,8 @@ from combemb.system import processes
 VARIANTS = {
     "default": {},
     "default, positives move": {"positive_gradient": True},
-    "all are anchors": {"anchors": "all", "positive_gradient": True},
+    "labelled anchors": {"labelled_anchors": 2.0, "positive_gradient": True},
+    "no pull": {"feature_pull": 0.0, "label_trust": 0.0},
     "nearest": {"pair_rules": ("nearest",)},
     "neighbours": {"pair_rules": ("neighbours",)},
     "calibrated": {"pair_rules": ("similar",), "threshold_rate": 1.0},

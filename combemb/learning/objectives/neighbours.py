@@ -37,13 +37,13 @@ def mutual_lists(x: Tensor, n_neighbours: Tensor, n_rows: int = 2_048) -> Tensor
     return torch.where(is_mutual & (near >= 0), near, -1)
 
 
-def shares_of_items(x: Tensor, labelled: Tensor, membership: Tensor) -> Tensor:
+def shares_of_items(x: Tensor, labelled: Tensor, membership: Tensor, shares: Tensor) -> Tensor:
     """Return how large the class of each item is, as a share of all items, (N,).
 
-    x (N, d) of unit length; labelled (n,) rows with their membership (n, C), whose rows sum to one. The class of an
-    unlabelled item is the one with the nearest mean: even if its own is novel, it tells how dense items are there.
+    x (N, d) of unit length; labelled (n,) rows with their membership (n, C), whose rows sum to one; shares (C,) of the
+    classes, each of which has labelled items. The class of another item is the one with the nearest mean: even if its
+    own is novel, it tells how dense items are there.
     """
-    shares = membership.mean(dim=0)  # (C,)
     means = unit(membership.T @ x[labelled])
     found = shares[(x @ means.T).argmax(dim=1)]
     found[labelled] = membership @ shares

@@ -120,10 +120,20 @@ def test_gradient_of_the_meta_class_loss():
 def test_similarity_loss_equals_the_loops(A, B, D, temperature):
     z, pi, mask = random_units(A, D), random_units(B, D, seed=1), random_mask(A, B)
     loops = [
-        naive.similarity_loss([anchor], pi.tolist(), members(row), temperature)
+        naive.similarity_loss([anchor], pi.tolist(), dict.fromkeys(members(row), 1.0), temperature)
         for anchor, row in zip(z.tolist(), mask, strict=True)
     ]
     assert float(similarity_loss(z, pi, mask, temperature)) == pytest.approx(naive.mean(loops), rel=1e-12)
+
+
+def test_similarity_loss_of_weighted_positives_equals_the_loops():
+    z, pi, weights = random_units(5, 8), random_units(12, 8, seed=1), random_units(5, 12, seed=2).relu()
+    loops = [
+        naive.similarity_loss([anchor], pi.tolist(), dict(enumerate(row)), 0.2)
+        for anchor, row in zip(z.tolist(), weights.tolist(), strict=True)
+    ]
+    assert float(similarity_loss(z, pi, weights, 0.2)) == pytest.approx(naive.mean(loops), rel=1e-12)
+    torch.testing.assert_close(similarity_loss(z, pi, 7 * weights, 0.2), similarity_loss(z, pi, weights, 0.2))
 
 
 @pytest.mark.parametrize("B", [1, 2, 9, 64])

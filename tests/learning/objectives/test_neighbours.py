@@ -1,124 +1,16 @@
-"""The features in which neighbours are searched, against loops and closed forms."""
-
-import math
+"""Neighbours among all items, against loops: smoothed features, mutual lists, sizes of classes."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from combemb.backbones.feature_map import RIDGE, discriminant_map
-from combemb.learning.objectives.neighbours import smoothed
+from combemb.learning.objectives.neighbours import mutual_lists, shares_of_items, smoothed
 from combemb.system.arrays import unit
 from tests.reference import naive
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def labelled_items(multi: bool = False) -> tuple[Tensor, Tensor]:
-    """30 items in 6 unequal dimensions around the centres of 3 classes, and their classes as shares, (30, 3)."""
-    classes = torch.arange(30) % 3
-    x = 2 * drawn(3, 6)[classes] + drawn(30, 6, seed=1) * torch.tensor([3.0, 2.0, 1.0, 0.5, 0.2, 0.1])
-    membership = torch.eye(3, dtype=torch.float64)[classes]
-    if multi:
-        membership[::4, 0] = 1  # a second class, unless it is the first
-    return x, membership / membership.sum(dim=1, keepdim=True)
-
-
-def classes_of(membership: Tensor) -> list[list[int]]:
-    return [torch.nonzero(row)[:, 0].tolist() for row in membership]
-
-
-def everyone(labelled: Tensor) -> Tensor:
-    return torch.cat([labelled, drawn(25, 6, seed=2) + 1])
-
-
-def scatter(labelled: Tensor, membership: Tensor) -> Tensor:
-    residual = torch.tensor(naive.within_classes(labelled.tolist(), classes_of(membership)), dtype=torch.float64)
-    return residual.T @ residual / len(residual)
-
-
-# Directions
-
-
-@pytest.mark.parametrize("multi", [False, True])
-@pytest.mark.parametrize("n_features", [1, 2, 4, 6])
-def test_the_discriminant_map_equals_the_loops(n_features, multi):
-    x, membership = labelled_items(multi)
-    found = discriminant_map(x, membership, everyone(x), n_features)
-    loops = naive.discriminant_directions(x.tolist(), classes_of(membership), everyone(x).tolist(), n_features)
-    loops = torch.tensor(loops, dtype=torch.float64).T
-    assert found.shape == loops.shape == (6, n_features)
-    torch.testing.assert_close(found @ found.T, loops @ loops.T, rtol=1e-9, atol=1e-9)  # directions have no sign
-
-
-def test_the_map_whitens_within_classes_and_takes_the_widest_directions_first():
-    x, membership = labelled_items()
-    within = scatter(x, membership)
-    found = discriminant_map(x, membership, everyone(x), 6)
-    ridge = RIDGE * within.diagonal().mean() * torch.eye(6).to(within)
-    torch.testing.assert_close(found.T @ (within + ridge) @ found, torch.eye(6).double())
-    total = torch.cov((everyone(x) @ found).T)
-    variances = total.diagonal()
-    torch.testing.assert_close(total, torch.diag(variances), rtol=0, atol=1e-9)
-    assert (variances[:-1] > variances[1:]).all()
-
-
-def test_a_direction_that_only_tells_items_of_a_class_apart_counts_less():
-    """The closed form of two axes: each is divided by the root of its variance within classes plus the mean one."""
-    signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-    x = signs * torch.tensor([5.0, 7.0])  # the first axis tells the two classes apart, the second is noise
-    membership = torch.eye(2, dtype=torch.float64)[[0, 0, 1, 1]]
-    found = discriminant_map(x, membership, x, 2)
-    mean = 49 / 2
-    expected = torch.diag(torch.tensor([1 / math.sqrt(mean), 1 / math.sqrt(49 + mean)], dtype=torch.float64))
-    torch.testing.assert_close(found.abs(), expected)
-
-
-def test_classes_of_one_item_each_leave_the_principal_components():
-    x = drawn(30, 4) * torch.tensor([1.0, 4.0, 2.0, 3.0])
-    found = discriminant_map(x[:5], torch.eye(5, dtype=torch.float64), x, 2)
-    _, vectors = torch.linalg.eigh(torch.cov(x.T))
-    torch.testing.assert_close(unit(found.T).abs(), vectors[:, [3, 2]].T.abs())
-    lengths = found.norm(dim=0)
-    torch.testing.assert_close(lengths[0], lengths[1])  # nothing to whiten by
-
-
-def test_classes_of_one_item_each_are_no_harm_in_single_precision():
-    x = drawn(30, 4).float()
-    found = discriminant_map(x[:5], torch.eye(5), x, 3)
-    assert found.isfinite().all()
-    assert smoothed(x @ found, x @ found, 3).isfinite().all()
-
-
-@pytest.mark.parametrize(("n_features", "expected"), [(3, 3), (6, 6), (64, 6)])
-def test_there_are_no_more_directions_than_features(n_features, expected):
-    x, membership = labelled_items()
-    assert discriminant_map(x, membership, x, n_features).shape == (6, expected)
-
-
-def test_fewer_items_than_features_have_directions_all_the_same():
-    x = drawn(8, 20).float()
-    found = discriminant_map(x[:4], torch.eye(2)[[0, 0, 1, 1]], x, 64)
-    assert found.shape == (20, 20)
-    assert found.isfinite().all()
-
-
-def test_a_class_without_items_changes_nothing():
-    x, membership = labelled_items()
-    wide = torch.cat([membership[:, :1], torch.zeros(30, 1), membership[:, 1:]], dim=1)
-    a, b = discriminant_map(x, membership, x, 3), discriminant_map(x, wide, x, 3)
-    torch.testing.assert_close(a @ a.T, b @ b.T)
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_cosines_do_not_depend_on_the_unit_or_the_axes_of_the_features(scale):
-    x, membership = labelled_items()
-    turn = scale * torch.linalg.qr(drawn(6, 6, seed=5)).Q
-    one = unit(x @ discriminant_map(x, membership, everyone(x), 3))
-    other = unit(x @ turn @ discriminant_map(x @ turn, membership, everyone(x) @ turn, 3))
-    torch.testing.assert_close(one @ one.T, other @ other.T)
 
 
 # Smoothing
@@ -157,3 +49,72 @@ def test_smoothing_brings_items_of_a_kind_together():
         return float((cosines[same].mean() - cosines[~same].mean()) / cosines[~same].std())
 
     assert margin(smoothed(x, x, 10)) > 1.3 * margin(x)
+
+
+# Lists of mutual neighbours
+
+
+def as_sets(lists: Tensor) -> list[set[int]]:
+    """The neighbours of each item; no item is listed twice."""
+    found = [row[row >= 0].tolist() for row in lists]
+    assert all(len(set(own)) == len(own) for own in found)
+    return [set(own) for own in found]
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 100])
+@pytest.mark.parametrize("n_rows", [4, 2_048])
+def test_mutual_lists_equal_the_loops(most, n_rows):
+    x = unit(drawn(25, 4))
+    ranks = torch.arange(25) % most + 1
+    found = mutual_lists(x, ranks, n_rows)
+    assert found.shape == (25, min(int(ranks.max()), 24))
+    assert as_sets(found) == naive.mutual_neighbours(x.tolist(), ranks.tolist())
+
+
+def test_lists_are_mutual_and_without_the_item_itself():
+    lists = as_sets(mutual_lists(unit(drawn(40, 3)), torch.arange(40) % 6 + 1))
+    assert all(i in lists[j] for i, own in enumerate(lists) for j in own)
+    assert all(i not in own for i, own in enumerate(lists))
+    assert any(lists)
+
+
+def test_of_two_items_each_is_the_neighbour_of_the_other():
+    assert mutual_lists(unit(drawn(2, 3)), torch.tensor([5, 5])).tolist() == [[1], [0]]
+    assert mutual_lists(unit(drawn(1, 3)), torch.tensor([5])).shape == (1, 0)
+
+
+def test_copies_of_one_item_are_listed_without_harm():
+    x = unit(drawn(1, 3)).expand(10, 3)
+    lists = as_sets(mutual_lists(x, torch.full((10,), 3)))
+    assert all(i in lists[j] and j != i for i, own in enumerate(lists) for j in own)
+
+
+# Sizes of classes
+
+
+def membership_of(classes: list[list[int]], n_classes: int) -> Tensor:
+    return torch.tensor([[(c in own) / len(own) for c in range(n_classes)] for own in classes], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        [[0], [0], [0], [1], [1], [2]],
+        [[0], [0, 1], [0], [1, 2], [1], [2]],
+        [[0], [1], [2]],
+    ],
+    ids=["one class each", "several", "one item per class"],
+)
+def test_the_shares_of_items_equal_the_loops(classes):
+    x, labelled = unit(drawn(20, 4)), torch.tensor([17, 2, 5, 11, 0, 8][: len(classes)])
+    membership = membership_of(classes, 3)
+    found = shares_of_items(x, labelled, membership, membership.mean(dim=0))
+    own = dict(zip(labelled.tolist(), classes, strict=True))
+    torch.testing.assert_close(found, torch.tensor(naive.item_shares(x.tolist(), own), dtype=torch.float64))
+
+
+def test_an_item_has_its_own_class_if_it_is_known_and_the_nearest_one_otherwise():
+    x = unit(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.1, 0.9], [1.0, 0.1]]))
+    labelled, membership = torch.tensor([0, 1, 4]), torch.eye(2)[[0, 1, 1]]  # the last is labelled, but of class 1
+    found = shares_of_items(x, labelled, membership, torch.tensor([0.9, 0.1]))
+    torch.testing.assert_close(found, torch.tensor([0.9, 0.1, 0.9, 0.1, 0.1]))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from combemb.learning.objectives.pairs import mutual_neighbours, similar, threshold_for_precision
+from combemb.learning.objectives.pairs import listed, mutual_neighbours, similar, threshold_for_precision
 from combemb.system.arrays import unit
 from tests.reference import naive
 
@@ -20,6 +20,17 @@ def random_units(*shape: int, seed: int = 0) -> Tensor:
 
 def as_mask(sets: list[set[int]]) -> Tensor:
     return torch.tensor([[j in own for j in range(len(sets))] for own in sets])
+
+
+def some_ranks(n: int) -> Tensor:
+    """How many neighbours items have: 1, 2, ... 5, and again."""
+    return torch.arange(n) % 5 + 1
+
+
+def some_lists(n: int) -> tuple[Tensor, Tensor]:
+    """Three neighbours of each of n items among 40, some of them none, and the items' own positions."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(-1, 40, (n, 3), generator=generator), torch.randperm(40, generator=generator)[:n]
 
 
 def labelled_pairs(seed: int, n: int = 24, n_classes: int = 3, spread: float = 1.5) -> tuple[Tensor, Tensor]:
@@ -57,23 +68,34 @@ def test_a_cosine_of_exactly_gamma_is_enough():
 def test_rows_asked_for_are_rows_of_the_whole(rows):
     x = random_units(15, 6)
     assert torch.equal(similar(x, 0.3, rows), similar(x, 0.3)[rows])
-    assert torch.equal(mutual_neighbours(x, 3, rows), mutual_neighbours(x, 3)[rows])
+    ranks = some_ranks(15)
+    assert torch.equal(mutual_neighbours(x, ranks, rows), mutual_neighbours(x, ranks)[rows])
+    lists, items = some_lists(15)
+    assert torch.equal(listed(lists, items, rows), listed(lists, items)[rows])
 
 
 # Mutual neighbours
 
 
-@pytest.mark.parametrize("n_neighbours", [1, 3, 5, 50])
+@pytest.mark.parametrize("n_neighbours", [1, 3, 5, 50, None])
 @pytest.mark.parametrize(("B", "F"), [(2, 3), (15, 4), (20, 12)])
 def test_mutual_neighbours_equal_the_loops(B, F, n_neighbours):
     x = random_units(B, F)
-    loops = as_mask([naive.mutual_neighbours(x.tolist(), i, n_neighbours) for i in range(B)])
-    assert torch.equal(mutual_neighbours(x, n_neighbours), loops)
+    ranks = some_ranks(B) if n_neighbours is None else torch.full((B,), n_neighbours)
+    loops = as_mask(naive.mutual_neighbours(x.tolist(), ranks.tolist()))
+    assert torch.equal(mutual_neighbours(x, ranks), loops | torch.eye(B, dtype=torch.bool))
+
+
+def test_an_item_has_no_more_pairs_than_its_own_rank_allows():
+    ranks = some_ranks(30)
+    beside = mutual_neighbours(random_units(30, 6), ranks).sum(dim=1) - 1
+    assert (beside <= ranks).all()
+    assert (beside > 2).any()
 
 
 @pytest.mark.parametrize("n_neighbours", [1, 3, 5])
 def test_mutual_neighbours_are_symmetric_and_at_most_n_beside_the_item_itself(n_neighbours):
-    mask = mutual_neighbours(random_units(30, 6), n_neighbours)
+    mask = mutual_neighbours(random_units(30, 6), torch.full((30,), n_neighbours))
     assert torch.equal(mask, mask.T)
     assert mask.diagonal().all()
     assert int(mask.sum(dim=1).max()) == n_neighbours + 1
@@ -83,17 +105,44 @@ def test_neighbourhood_that_is_not_mutual_is_no_pair():
     angles = torch.tensor([0.0, 0.1, 0.3])  # the third is nearest to the second, the second to the first
     x = torch.stack([angles.cos(), angles.sin()], dim=1)
     expected = torch.tensor([[True, True, False], [True, True, False], [False, False, True]])
-    assert torch.equal(mutual_neighbours(x, 1), expected)
+    assert torch.equal(mutual_neighbours(x, torch.ones(3, dtype=torch.int64)), expected)
 
 
 @settings(deadline=None, max_examples=25)
 @given(items=st.permutations(range(12)))
 def test_the_pairs_of_a_shuffled_batch_are_the_shuffled_pairs(items):
-    x = random_units(12, 4)
+    x, ranks = random_units(12, 4), some_ranks(12)
     shuffled = x[items]
-    assert torch.equal(mutual_neighbours(shuffled, 3), mutual_neighbours(x, 3)[items][:, items])
+    assert torch.equal(mutual_neighbours(shuffled, ranks[items]), mutual_neighbours(x, ranks)[items][:, items])
+    lists, rows = some_lists(12)
+    assert torch.equal(listed(lists[items], rows[items]), listed(lists, rows)[items][:, items])
     expected = similar(x, 0.3)[items][:, items]
     assert torch.equal(similar(shuffled, 0.3), expected)
+
+
+# Listed neighbours
+
+
+def test_listed_pairs_equal_the_loops():
+    lists, items = some_lists(15)
+    expected = torch.tensor(
+        [
+            [i == j or items[j] in lists[i].tolist() or items[i] in lists[j].tolist() for j in range(15)]
+            for i in range(15)
+        ]
+    )
+    assert torch.equal(listed(lists, items), expected)
+    assert 15 < int(expected.sum()) < 225
+
+
+def test_items_without_neighbours_are_paired_with_themselves_only():
+    assert torch.equal(listed(torch.full((4, 3), -1), torch.arange(4)), torch.eye(4, dtype=torch.bool))
+    assert torch.equal(listed(torch.empty(4, 0, dtype=torch.int64), torch.arange(4)), torch.eye(4, dtype=torch.bool))
+
+
+def test_neighbours_that_are_not_in_the_batch_are_no_pair():
+    assert torch.equal(listed(torch.tensor([[7], [9]]), torch.tensor([3, 7])), torch.ones(2, 2, dtype=torch.bool))
+    assert torch.equal(listed(torch.tensor([[8], [9]]), torch.tensor([3, 7])), torch.eye(2, dtype=torch.bool))
 
 
 # The calibration of gamma

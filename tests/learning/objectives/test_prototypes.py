@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from combemb.learning.objectives.prototypes import prototype_matrix, similarities, soft_assignment
+from combemb.learning.objectives.prototypes import CombinatorialNetwork, prototype_matrix, similarities, soft_assignment
 from combemb.search.codebook import ProductCodebook
 from combemb.system.arrays import unit
 from tests.reference import naive
@@ -93,3 +93,27 @@ def test_the_order_of_items_and_the_numbering_of_prototypes_do_not_matter(items,
 def test_unit_scales_to_length_one_and_keeps_the_direction():
     x = 7 * random_units(5, 3, 4)
     torch.testing.assert_close(unit(x), x / 7)
+
+
+# The network
+
+
+def test_the_projection_starts_with_the_cosines_of_the_features():
+    network = CombinatorialNetwork(20, 5, (6, 4, 12), 18)  # D = 72 is more than 20
+    x = random_units(9, 20).float()
+    out = network.project(x)
+    torch.testing.assert_close(out @ out.T, x @ x.T)
+
+
+def test_fewer_outputs_than_features_are_orthogonal_directions():
+    network = CombinatorialNetwork(20, 5, (2, 4, 3), 2)
+    weight = network.project.weight
+    torch.testing.assert_close(weight @ weight.T, torch.eye(6))
+    assert not network.project.bias.any()
+
+
+def test_the_network_gives_sub_vectors_of_equal_length_in_rows_of_unit_length():
+    network = CombinatorialNetwork(20, 5, (6, 4, 3), 18)
+    z = network(random_units(9, 20).float())
+    torch.testing.assert_close(z.unflatten(1, (6, 3)).norm(dim=2), torch.full((9, 6), 6**-0.5))
+    torch.testing.assert_close(network.prototypes.norm(dim=2), torch.ones(6, 4))
