@@ -215,7 +215,7 @@ def test_the_number_of_novel_classes_can_be_given(own_run: Path, n: int):
     assert [sizes[name] for name in sorted(sizes)] == sorted(sizes.values(), reverse=True)
 
 
-@pytest.mark.parametrize("count_by", ["sizes", "codes", "gcd", "dtc"])
+@pytest.mark.parametrize("count_by", ["merging", "sizes", "codes", "gcd", "dtc"])
 def test_each_way_of_counting_gives_a_number(own_run: Path, count_by: str):
     shown = done("discover", own_run, "--no-page", "--count-by", count_by).stdout
     (n,) = re.findall(r"4 seen classes, (\d+) novel", shown)
@@ -237,7 +237,7 @@ def unfit(items: Path, photos: Path, tmp_path: Path) -> dict[str, Path]:
     [
         (["--n-novel", "-1"], "n_novel=-1; give a whole number, 0 or more"),
         (["--n-novel", "81"], "n_novel=81 novel classes need as many unlabelled items, but there are 80"),
-        (["--count-by", "nope"], "count_by='nope' is unknown; choose one of sizes, codes, gcd, dtc"),
+        (["--count-by", "nope"], "count_by='nope' is unknown; choose one of merging, sizes, codes, gcd, dtc"),
         (["--labels", "{short}"], "there are 3 labels for 120 items"),
         (["--labels", "nowhere.txt"], "cannot read labels from nowhere.txt"),
         (["--labels", "{several}"], "discovery takes one label per item, but these may have several"),
