@@ -119,10 +119,11 @@ def _found(
         classes = labels.values[rows]
         components = Components.fit(items[rows], items is features)
         if components is not None:
-            lesson = learn(components, classes, seed, progress)
-            y, seen = seen_mixture(components, classes)
-            found = find_novel(y, classes, seen, lesson, number, seed)
-            return components.points(classes), found.mixture, found.number
+            beside = z[rows] if items is features else None
+            lesson = learn(components, classes, beside, seed, progress)
+            points, y, seen = seen_mixture(components, classes)
+            found = find_novel(y, beside, classes, seen, lesson, number, seed)
+            return points, found.mixture, found.number
     return _plain(z, labels, number or ClassNumber(0, 0, 0), seed, progress)
 
 

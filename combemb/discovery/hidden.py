@@ -9,7 +9,7 @@ from scipy.special import log_softmax
 
 from combemb.discovery.gaussians import Mixture
 from combemb.discovery.merging import Pieces
-from combemb.discovery.points import Components, class_means
+from combemb.discovery.points import Components, Points, class_means
 from combemb.system.progress import tracked
 
 FOLDS = 4
@@ -61,16 +61,17 @@ class _Fold:
     losses: np.ndarray  # of the tested items, for each temperature
 
 
-def seen_mixture(components: Components, labels: np.ndarray) -> tuple[np.ndarray, Mixture]:
-    """Return the points (N, d) for labels 0 to C-1 (N,), -1 if unlabelled, and the mixture of the labelled classes."""
-    points = components.points(labels)
-    y = components.x @ (components.axes.T @ points.matrix)
+def seen_mixture(components: Components, labels: np.ndarray) -> tuple[Points, np.ndarray, Mixture]:
+    """Return the points (N, d) for labels 0 to C-1 (N,), -1 if unlabelled, what makes them, and the labelled classes."""
+    points, y = components.points(labels)
     rows, C = labels >= 0, int(labels.max()) + 1
     counts = np.bincount(labels[rows], minlength=C)
-    return y, Mixture(class_means(y[rows], labels[rows], C), counts, points.between, C)
+    return points, y, Mixture(class_means(y[rows], labels[rows], C), counts, points.between, C)
 
 
-def learn(components: Components, labels: np.ndarray, seed: int = 0, progress: bool | None = False) -> Lesson:
+def learn(
+    components: Components, labels: np.ndarray, z: np.ndarray | None, seed: int = 0, progress: bool | None = False
+) -> Lesson:
     """Hide each seen class once and learn from it.
 
     Parameters
@@ -79,6 +80,8 @@ def learn(components: Components, labels: np.ndarray, seed: int = 0, progress: b
         Of the features, which must not have been trained on these labels.
     labels : int array of shape (N,)
         Classes 0 to C-1, or -1 if unlabelled; at least one item is labelled.
+    z : array of shape (N, D), optional
+        Embeddings, which are clustered together with the features.
     seed, progress : int, bool, optional
         Seed of the folds, and whether to show progress.
 
@@ -95,7 +98,7 @@ def learn(components: Components, labels: np.ndarray, seed: int = 0, progress: b
     error = float(np.std(shares) / np.sqrt(max(len(shares) - 1, 1))) if len(shares) > 1 else 0.25
     losses = np.sum([f.losses for f in folds], axis=0)
     temperature = TEMPERATURES[int(losses.argmin())] if np.any(losses) else DEFAULT_TEMPERATURE
-    grain, agreement = _best_grain(folds, labels, slope, offset, seed)
+    grain, agreement = _best_grain(folds, labels, z, slope, offset, seed)
     share = float(np.mean(shares)) if shares and n_folds > 1 else _one_class_share(components, labels, slope, offset)
     return Lesson(slope, offset, temperature, min(share, 1.0), error, grain, agreement)
 
@@ -115,7 +118,7 @@ def _folds(components: Components, labels: np.ndarray, n_folds: int, seed: int) 
             is_tested[rng.permutation(rows)[:n]] = True
         _, known = np.unique(np.where(is_hidden | is_tested, -1, labels), return_inverse=True)
         known = known - 1 if (is_hidden | is_tested | (labels < 0)).any() else known
-        y, mixture = seen_mixture(components, known)
+        _, y, mixture = seen_mixture(components, known)
         joint = mixture.log_joint(y)
         place = np.cumsum(is_visible) - 1
         right = np.flatnonzero(is_tested), place[labels[is_tested]]
@@ -162,13 +165,13 @@ def _seen_share(log_odds: np.ndarray) -> float:
 
 
 def _one_class_share(components: Components, labels: np.ndarray, slope: float, offset: float) -> float:
-    y, mixture = seen_mixture(components, labels)
+    _, y, mixture = seen_mixture(components, labels)
     ratio = mixture.novelty_ratio(y, mixture.log_joint(y))[labels < 0]
     return _seen_share(slope * ratio + offset)
 
 
 def _best_grain(
-    folds: list[_Fold], labels: np.ndarray, slope: float, offset: float, seed: int
+    folds: list[_Fold], labels: np.ndarray, z: np.ndarray | None, slope: float, offset: float, seed: int
 ) -> tuple[float, float]:
     """Return the grain whose clusters agree best with the hidden classes, and how well they do."""
     from sklearn.metrics import adjusted_rand_score  # noqa: PLC0415 - takes a second
@@ -180,7 +183,7 @@ def _best_grain(
         is_judged = fold.is_hidden[rows]
         if is_judged.sum() < 2:
             continue
-        pieces = Pieces(fold.y[rows], fold.between, seed=seed)
+        pieces = Pieces(fold.y[rows], fold.between, None if z is None else z[rows], seed=seed)
         clusters = [pieces.merged(grain)[is_judged] for grain in GRAINS]
         scores = [adjusted_rand_score(labels[rows][is_judged], c) for c in clusters]
         found = np.append(found, [scores], axis=0)

@@ -16,7 +16,6 @@ OBVIOUS = 7.0  # log-odds from which a single item is novel, whatever the share 
 CAUTION = 0.5  # weight of the shares of seen and novel items in the decision about an item: 0 ignores, 1 obeys them
 MAX_SHARE = 0.98
 DEVIATIONS = 1.64  # of the interval, in standard errors of the logarithm of the number
-ROUNDS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +27,20 @@ class Found:
 
 
 def find_novel(
-    y: np.ndarray, labels: np.ndarray, seen: Mixture, lesson: Lesson, number: ClassNumber | None, seed: int
+    y: np.ndarray,
+    z: np.ndarray | None,
+    labels: np.ndarray,
+    seen: Mixture,
+    lesson: Lesson,
+    number: ClassNumber | None,
+    seed: int,
 ) -> Found:
     """Cluster the items that belong to no seen class.
 
     Parameters
     ----------
-    y, labels : arrays of shape (N, d) and (N,)
-        Points, and classes 0 to C-1 or -1 if unlabelled.
+    y, z, labels : arrays of shape (N, d), (N, D) and (N,)
+        Points, embeddings if the points are not made of them, and classes 0 to C-1 or -1 if unlabelled.
     seen : Mixture
         The seen classes.
     lesson : Lesson
@@ -62,12 +67,12 @@ def find_novel(
         high = round((1 - lesson.seen_share + ERRORS * lesson.share_error) * len(free) / _seen_size(labels, lesson))
         return Found(seen, number or ClassNumber(0, 0, max(high, 0)))
     rows = free[_called(y[free], log_odds, threshold, n_least)]
-    pieces = Pieces(y[rows], seen.between, max(n_least, 1), seed)
+    pieces = Pieces(y[rows], seen.between, None if z is None else z[rows], max(n_least, 1), seed)
     if number is None:
         clusters = pieces.merged(lesson.grain)
         number = _number(np.bincount(clusters), labels, lesson, len(np.unique(pieces.of_item)), is_none)
     clusters = pieces.merged(lesson.grain, number.n)
-    return Found(_refined(y, rows, clusters, seen), number)
+    return Found(_joined(y[rows], clusters, seen), number)
 
 
 def _called(y: np.ndarray, log_odds: np.ndarray, threshold: float, n_least: int) -> np.ndarray:
@@ -117,16 +122,8 @@ def _seen_size(labels: np.ndarray, lesson: Lesson) -> float:
     return (n_labelled + lesson.seen_share * n_free) / (int(labels.max()) + 1)
 
 
-def _refined(y: np.ndarray, rows: np.ndarray, clusters: np.ndarray, seen: Mixture) -> Mixture:
-    """Return the mixture with novel classes, whose items find their most likely novel class a few times."""
-    mixture, K = seen, int(clusters.max()) + 1
-    for _ in range(ROUNDS):
-        means, counts = class_means(y[rows], clusters, K), np.bincount(clusters, minlength=K)
-        mixture = replace(
-            seen, means=np.concatenate([seen.means, means]), counts=np.concatenate([seen.counts, counts])
-        )
-        nearest = mixture.log_joint(y[rows])[:, seen.n_seen :].argmax(axis=1)
-        if (np.bincount(nearest, minlength=K) == 0).any():
-            break
-        clusters = nearest
-    return mixture
+def _joined(y: np.ndarray, clusters: np.ndarray, seen: Mixture) -> Mixture:
+    """Return the mixture of seen classes and of the clusters of the points y (n, d)."""
+    K = int(clusters.max()) + 1
+    means = np.concatenate([seen.means, class_means(y, clusters, K)])
+    return replace(seen, means=means, counts=np.concatenate([seen.counts, np.bincount(clusters)]))

@@ -13,7 +13,7 @@ from combemb.system.errors import require
 N_COMPONENTS = 256  # principal components of the features
 N_NEIGHBOURS, MAX_NEIGHBOURED_ITEMS = 3, 3_000  # whose differences stand in for classes where labels are few
 RIDGE = 0.3  # added to the scatter within classes, in units of its mean variance
-MIN_BETWEEN = 0.02  # least variance of class means, in units of the variance within classes
+MIN_BETWEEN = 0.1  # least variance of class means, in units of the variance within classes
 BLOCK_ROWS = 8_192  # rows mapped or compared at a time, which bounds the memory
 MIN_SCALE, MAX_SCALE = 1e-15, 1e15  # of the largest value; squares and their sums stay in the range of float32
 TINY = 1e-12
@@ -24,13 +24,15 @@ class Points:
     """Turns items (n, F) into points (x - mean) @ matrix, in which classes are round and as wide as each other.
 
     A class has variance one in each of the d directions; class means have the variances `between` (d,). The items are
-    features at unit length, or embeddings as they are if there are no features.
+    features at unit length, or embeddings as they are if there are no features. The lengths of the points of features
+    are drawn half-way towards `length`: they vary more than Gaussians allow, and say little about classes.
     """
 
     mean: np.ndarray
     matrix: np.ndarray
     between: np.ndarray
     has_features: bool
+    length: float = 1.0
 
     def of(self, z: Array, features: Array | None) -> np.ndarray:
         """Return the points (n, d) float32 of items."""
@@ -47,7 +49,8 @@ class Points:
             raise ValueError(f"z has shape {x.shape}; give (n, {F}), as for `discover`")
         found = np.empty((len(x), self.matrix.shape[1]), np.float32)
         for rows, block in _blocks(x, self.has_features):
-            found[rows] = (block - self.mean) @ self.matrix
+            y = (block - self.mean) @ self.matrix
+            found[rows] = evened(y, self.length) if self.has_features else y
         return found
 
 
@@ -80,16 +83,19 @@ class Components:
         order = np.argsort(x[:, 0] * (np.sign(np.power(x[:, 0], 3).sum()) or 1), kind="stable")
         return cls(x, mean, axes, values[keep], _local_scatter(x, order), has_features)
 
-    def points(self, labels: np.ndarray) -> Points:
-        """Return the points for labels (N,), -1 if unlabelled; directions in which classes differ most come first."""
+    def points(self, labels: np.ndarray) -> tuple[Points, np.ndarray]:
+        """Return what makes points, for labels (N,), -1 if unlabelled, and the points (N, d) of these items."""
         scatter = self._within(labels)
         values, vectors = np.linalg.eigh(scatter + RIDGE * np.trace(scatter) / len(scatter) * np.eye(len(scatter)))
         whiten = vectors / np.sqrt(values)
         _, turn = np.linalg.eigh(whiten.T @ (self.total[:, None] * whiten))
-        matrix = whiten @ turn[:, ::-1]
+        matrix = whiten @ turn[:, ::-1]  # directions in which items differ most come first
         matrix = matrix / np.sqrt(np.einsum("ij,ik,kj->j", matrix, scatter, matrix))  # undoes the ridge in the scale
-        between = np.maximum(self.total @ np.square(matrix) - 1, MIN_BETWEEN)
-        return Points(self.mean, self.axes @ matrix, between, self.has_features)
+        y = self.x @ matrix
+        length = float(np.sqrt(np.square(y).sum(axis=1).mean()))
+        y = evened(y, length) if self.has_features else y
+        between = np.maximum(y.var(axis=0) - 1, MIN_BETWEEN)
+        return Points(self.mean, self.axes @ matrix, between, self.has_features, length), y
 
     def _within(self, labels: np.ndarray) -> np.ndarray:
         """Return the scatter within labelled classes, shrunk towards the local one as far as labels are few."""
@@ -105,6 +111,11 @@ class Components:
             return scatter + TINY * size * np.eye(d)
         shape = (n_free * scatter / size + d * self.local / local_size) / (n_free + d)
         return np.asarray(shape * size)
+
+
+def evened(y: np.ndarray, length: float) -> np.ndarray:
+    """Return points whose lengths are the geometric means of their own and the given one."""
+    return np.asarray(y * np.sqrt(length / np.maximum(np.linalg.norm(y, axis=1, keepdims=True), TINY)))
 
 
 def class_means(x: np.ndarray, classes: np.ndarray, n_classes: int) -> np.ndarray:

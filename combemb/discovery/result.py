@@ -163,7 +163,7 @@ class Discovery:
         path = Path(path)
         require(path.parent.is_dir(), f"there is no folder {path.parent}; create it first")
         about = {"names": self.names.tolist(), "n_seen": self.n_seen, "n_novel_interval": self.n_novel_interval}
-        about |= {"reach": self.reach, "has_features": self.points.has_features, "format": FORMAT}
+        about |= {"reach": self.reach, "has_features": self.points.has_features, "length": self.points.length, "format": FORMAT}
         about |= {name: getattr(self.mixture, name) for name in CALIBRATION}
         arrays = {name: getattr(self, name) for name in ARRAYS}
         arrays |= {"mean": self.points.mean, "matrix": self.points.matrix, "between": self.points.between}
@@ -181,7 +181,7 @@ class Discovery:
                     raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
                 arrays = {name: file.get_tensor(name) for name in ARRAYS}
                 mean, matrix, between, means, counts = map(file.get_tensor, MODEL_ARRAYS)
-            points = Points(mean, matrix, between, about["has_features"])
+            points = Points(mean, matrix, between, about["has_features"], about["length"])
             mixture = Mixture(means, counts, between, about["n_seen"], *(about[name] for name in CALIBRATION))
             names = np.array([*about["names"], None], dtype=object)[:-1]
             low, high = about["n_novel_interval"]
