@@ -19,6 +19,7 @@ DEFAULT_GRAIN = 0.5
 MAX_MERGED_ITEMS = 3_000
 TEMPERATURES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05)
 DEFAULT_TEMPERATURE = 0.25
+GUESS = 0.65, 0.25  # share of the unlabelled items that belong to seen classes, and its error, before any evidence
 PRIOR_ITEMS = 4.0  # weight of the guess at slope and offset, in items
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
@@ -93,14 +94,11 @@ def learn(
     folds = list(tracked(_folds(components, labels, n_folds, seed), "hiding classes", n_folds, progress))
     seen, hidden, slope_guess = _samples(components, labels, folds)
     slope, offset = _calibrated(seen, hidden, slope_guess)
-    unlabelled = labels < 0
-    shares = [_seen_share(slope * f.ratio[unlabelled] + offset) / f.visible_share for f in folds]
-    error = float(np.std(shares) / np.sqrt(max(len(shares) - 1, 1))) if len(shares) > 1 else 0.25
+    share, error = _share(components, labels, folds, len(seen) + len(hidden), slope, offset)
     losses = np.sum([f.losses for f in folds], axis=0)
     temperature = TEMPERATURES[int(losses.argmin())] if np.any(losses) else DEFAULT_TEMPERATURE
     grain, agreement = _best_grain(folds, labels, z, slope, offset, seed)
-    share = float(np.mean(shares)) if shares and n_folds > 1 else _one_class_share(components, labels, slope, offset)
-    return Lesson(slope, offset, temperature, min(share, 1.0), error, grain, agreement)
+    return Lesson(slope, offset, temperature, share, error, grain, agreement)
 
 
 def _folds(components: Components, labels: np.ndarray, n_folds: int, seed: int) -> Iterator[_Fold]:
@@ -164,10 +162,28 @@ def _seen_share(log_odds: np.ndarray) -> float:
     return share
 
 
-def _one_class_share(components: Components, labels: np.ndarray, slope: float, offset: float) -> float:
+def _share(
+    components: Components, labels: np.ndarray, folds: list[_Fold], n_judged: int, slope: float, offset: float
+) -> tuple[float, float]:
+    """Return the share of the unlabelled items that belong to seen classes, and its standard error.
+
+    Each fold estimates the share of its visible classes, and so does the model of all classes, whose scores are a
+    little off, as the calibration was learned with fewer classes. A guess counts where labels are too few for both.
+    """
     _, y, mixture = seen_mixture(components, labels)
-    ratio = mixture.novelty_ratio(y, mixture.log_joint(y))[labels < 0]
-    return _seen_share(slope * ratio + offset)
+    is_free = labels < 0
+    if not is_free.any():
+        return 1.0, 0.0
+    noise = 1 / np.sqrt(max(n_judged, 1))
+    ratio = mixture.novelty_ratio(y, mixture.log_joint(y))
+    means, errors = [GUESS[0], _seen_share(slope * ratio[is_free] + offset)], [GUESS[1], 0.12 + noise]
+    if len(folds) > 1 and np.median(mixture.counts) > 2:  # of two labels, a fold that tests one leaves a single one
+        shares = [_seen_share(slope * f.ratio[is_free] + offset) / f.visible_share for f in folds]
+        middle = float(np.median(shares))  # where the largest class is hidden, the share of the others says little
+        means.append(min(middle, 1.0))
+        errors.append(1.5 * float(np.median(np.abs(shares - np.array(middle)))) / np.sqrt(len(folds)) + 0.5 * noise)
+    weights = 1 / np.square(errors)
+    return float(weights @ means / weights.sum()), float(1 / np.sqrt(weights.sum()))
 
 
 def _best_grain(

@@ -9,6 +9,7 @@ from combemb.discovery.points import class_means
 MAX_PIECES, ITEMS_PER_PIECE = 250, 3
 MAX_DIRECTIONS = 64  # those in which classes differ most decide about merging
 MIN_ITEMS = 3  # of a cluster that counts as a class, unless all are smaller
+REFINEMENTS = 10  # steps of k-means after merging to a known number
 OUTLIER_SHARE = 0.1  # of the mean size of a cluster; smaller ones are outliers if the number of clusters is known
 
 
@@ -34,6 +35,7 @@ class Pieces:
     ):
         joined = np.asarray(y, np.float32) if z is None else np.concatenate([_unit(y), _unit(z)], axis=1)
         n_pieces = min(len(np.unique(joined, axis=0)), max(n_least, min(-(-len(y) // ITEMS_PER_PIECE), MAX_PIECES)))
+        self.joined = joined
         found = kmeans(joined, n_pieces, seed=seed, n_starts=1, n_iterations=30, progress=False)
         self.of_item, self.between = found.assignment, between[:MAX_DIRECTIONS]
         self.means, self.sizes = class_means(y[:, :MAX_DIRECTIONS], self.of_item, n_pieces), np.bincount(self.of_item) * 1.0
@@ -88,7 +90,11 @@ class Pieces:
         if n_clusters is not None and len(np.unique(last[0])) < K:
             group, means, sizes = last
         group = self._without_small(group, means, sizes, grain, n_clusters)
-        return np.unique(group[self.of_item], return_inverse=True)[1]
+        clusters = np.unique(group[self.of_item], return_inverse=True)[1]
+        if n_clusters is None:
+            return clusters
+        start = class_means(self.joined, clusters, n_clusters)
+        return kmeans(self.joined, n_clusters, start=start, n_iterations=REFINEMENTS, progress=False).assignment
 
     def _without_small(
         self, group: np.ndarray, means: np.ndarray, sizes: np.ndarray, grain: float, n_clusters: int | None

@@ -11,11 +11,11 @@ from combemb.discovery.kmeans import TooManyClusters
 from combemb.discovery.merging import Pieces
 from combemb.discovery.points import class_means
 
-ERRORS = 2.0  # standard errors by which the share of novel items must differ from 0
+ERRORS, MIN_NOVEL = 1.0, 0.04  # standard errors, and at least this share: fewer novel items are taken for none
 OBVIOUS = 7.0  # log-odds from which a single item is novel, whatever the share of novel items
-CAUTION = 0.5  # weight of the shares of seen and novel items in the decision about an item: 0 ignores, 1 obeys them
+CAUTION = 0.35  # weight of the shares of seen and novel items in the decision about an item: 0 ignores, 1 obeys them
 MAX_SHARE = 0.98
-DEVIATIONS = 1.64  # of the interval, in standard errors of the logarithm of the number
+DEVIATIONS = 2.0  # of the interval, in standard errors of the logarithm of the number
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,9 @@ def find_novel(
     log_odds = lesson.slope * seen.novelty_ratio(y[free], seen.log_joint(y[free])) + lesson.offset
     share = min(max(lesson.seen_share, 1 - MAX_SHARE), MAX_SHARE)
     threshold = CAUTION * np.log(share / (1 - share))
-    is_none = number is None and 1 - lesson.seen_share <= ERRORS * lesson.share_error
+    if len(free) > 0:  # never call more items novel than there should be
+        threshold = max(threshold, float(np.quantile(log_odds, share)))
+    is_none = number is None and 1 - lesson.seen_share <= max(ERRORS * lesson.share_error, MIN_NOVEL)
     if is_none:
         threshold = OBVIOUS
     seen = replace(seen, slope=lesson.slope, offset=lesson.offset - threshold, temperature=lesson.temperature)
@@ -105,13 +107,13 @@ def _number(sizes: np.ndarray, labels: np.ndarray, lesson: Lesson, most: int, is
     share_error = lesson.share_error / max(1 - lesson.seen_share, 0.01)
     variance = np.array(
         [
-            np.square(1 - lesson.agreement) + 0.25 / by_merging,
-            varies * (1 / by_merging + 1 / len(counts)) + np.square(share_error) + 0.02,
+            np.square(1 - lesson.agreement) / 3 + 0.25 / by_merging,
+            varies * (1 / by_merging + 1 / len(counts)) + np.square(share_error) + 0.02 + 0.1 / by_size,
         ]
     )
     logs, weights = np.log([by_merging, by_size]), 1 / variance
     middle, error = float(weights @ logs / weights.sum()), DEVIATIONS / np.sqrt(weights.sum())
-    error = max(error, abs(logs[0] - logs[1]) / 4)  # estimates that disagree are worth less than they claim
+    error = max(error, abs(logs[0] - logs[1]) / 2)  # estimates that disagree are worth less than they claim
     n, low, high = np.clip(np.round(np.exp([middle, middle - error, middle + error])), 1, most).astype(int).tolist()
     return ClassNumber(n, low, high)
 
