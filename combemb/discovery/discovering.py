@@ -97,9 +97,11 @@ def discover(
     if number is None and (count_by != "merging" or len(read.classes) == 0):
         number = count_novel(Pile(z, read.values, codebook, seed, progress), count_by)
     try:
-        points, mixture, number = _found(z, given, read, number, seed, progress)
+        points, mixture, number = _found(z, given, read, number, seed=seed, progress=progress)
     except TooManyClusters as error:
-        reason = f"n_novel={number.n if number else 1}, but only {error.n_distinct} of the unlabelled items are distinct"
+        reason = (
+            f"n_novel={number.n if number else 1}, but only {error.n_distinct} of the unlabelled items are distinct"
+        )
         raise ValueError(f"{reason}; use fewer novel classes") from error
     found = _described(points.of(z, given), points, mixture, read, number)
     if n_novel is None:
@@ -108,7 +110,7 @@ def discover(
 
 
 def _found(
-    z: np.ndarray, features: np.ndarray | None, labels: Labels, number: ClassNumber | None, seed: int, progress: Any
+    z: np.ndarray, features: np.ndarray | None, labels: Labels, number: ClassNumber | None, *, seed: int, progress: Any
 ) -> tuple[Points, Mixture, ClassNumber]:
     """Return the points, the mixture of all classes and the number of novel ones, learned from a sample if large."""
     for items in (features, z):
@@ -122,7 +124,7 @@ def _found(
             beside = z[rows] if items is features else None
             lesson = learn(components, classes, beside, seed, progress)
             points, y, seen = seen_mixture(components, classes)
-            found = find_novel(y, beside, classes, seen, lesson, number, seed)
+            found = find_novel(y, classes, seen, lesson, z=beside, number=number, seed=seed)
             return points, found.mixture, found.number
     return _plain(z, labels, number or ClassNumber(0, 0, 0), seed, progress)
 

@@ -54,21 +54,24 @@ class Mixture:
         return np.asarray(-(np.square(y) @ (1 / variances) + np.log(variances).sum()) / 2)
 
     def novelty_ratio(self, y: np.ndarray, joint: np.ndarray) -> np.ndarray:
-        """Return the log ratio of a new class to the most likely seen class, (n,)."""
-        share = np.log(self.counts[: self.n_seen].sum() + self.n_seen)
-        return np.asarray(self.log_new(y) - joint[:, : self.n_seen].max(axis=1) + share)
+        """Return the log ratio of a new class, or of a novel one if that is likelier, to the likeliest seen class."""
+        seen, novel = np.split(joint, [self.n_seen], axis=1)
+        new = self.log_new(y)
+        if novel.shape[1] > 0:
+            new = np.maximum(new, novel.max(axis=1) - np.log((self.counts[self.n_seen :] + 1).sum()))
+        return np.asarray(new - seen.max(axis=1) + np.log((self.counts[: self.n_seen] + 1).sum()))
 
     def novelty(self, y: np.ndarray) -> np.ndarray:
         """Return the calibrated log-odds that points belong to no seen class; 0 without seen classes."""
         if self.n_seen == 0:
             return np.zeros(len(y))
-        return self.slope * self.novelty_ratio(y, self.log_joint(y)) + self.offset
+        return np.asarray(self.slope * self.novelty_ratio(y, self.log_joint(y)) + self.offset)
 
     def posterior(self, y: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (n, K)."""
         joint, K = self.log_joint(y), len(self.means)
         if self.n_seen in (0, K):
-            return np.exp(log_softmax(self.temperature * joint, axis=1))
+            return np.asarray(np.exp(log_softmax(self.temperature * joint, axis=1)))
         is_novel = expit(self.slope * self.novelty_ratio(y, joint) + self.offset)[:, None]
         parts = [log_softmax(self.temperature * part, axis=1) for part in np.split(joint, [self.n_seen], axis=1)]
         return np.concatenate([(1 - is_novel) * np.exp(parts[0]), is_novel * np.exp(parts[1])], axis=1)

@@ -63,7 +63,7 @@ class _Fold:
 
 
 def seen_mixture(components: Components, labels: np.ndarray) -> tuple[Points, np.ndarray, Mixture]:
-    """Return the points (N, d) for labels 0 to C-1 (N,), -1 if unlabelled, what makes them, and the labelled classes."""
+    """Return what makes points for labels 0 to C-1 (N,), -1 if unlabelled, the points (N, d), and the seen classes."""
     points, y = components.points(labels)
     rows, C = labels >= 0, int(labels.max()) + 1
     counts = np.bincount(labels[rows], minlength=C)
@@ -92,12 +92,14 @@ def learn(
     """
     n_folds = min(FOLDS, int(labels.max()) + 1)
     folds = list(tracked(_folds(components, labels, n_folds, seed), "hiding classes", n_folds, progress))
-    seen, hidden, slope_guess = _samples(components, labels, folds)
+    seen = np.concatenate([f.ratio[f.is_tested] for f in folds])
+    hidden = np.concatenate([f.ratio[f.is_hidden] for f in folds])
+    slope_guess = float(2 / max(np.mean([f.ratio.std() for f in folds]), 1e-9))
     slope, offset = _calibrated(seen, hidden, slope_guess)
-    share, error = _share(components, labels, folds, len(seen) + len(hidden), slope, offset)
+    share, error = _share(components, labels, folds, len(seen) + len(hidden), (slope, offset))
     losses = np.sum([f.losses for f in folds], axis=0)
     temperature = TEMPERATURES[int(losses.argmin())] if np.any(losses) else DEFAULT_TEMPERATURE
-    grain, agreement = _best_grain(folds, labels, z, slope, offset, seed)
+    grain, agreement = _best_grain(folds, labels, z, (slope, offset), seed)
     return Lesson(slope, offset, temperature, share, error, grain, agreement)
 
 
@@ -124,16 +126,6 @@ def _folds(components: Components, labels: np.ndarray, n_folds: int, seed: int) 
         ratio = mixture.novelty_ratio(y, joint)
         share = counts[is_visible].sum() / counts.sum()
         yield _Fold(y.astype(np.float32), ratio, mixture.between, is_hidden, is_tested, share, losses)
-
-
-def _samples(
-    components: Components, labels: np.ndarray, folds: list[_Fold]
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the ratios of tested and of hidden items, and a guess at the slope of their log-odds."""
-    seen = np.concatenate([f.ratio[f.is_tested] for f in folds])
-    hidden = np.concatenate([f.ratio[f.is_hidden] for f in folds])
-    spread = np.mean([f.ratio.std() for f in folds])
-    return seen, hidden, float(2 / max(spread, 1e-9))
 
 
 def _calibrated(seen: np.ndarray, hidden: np.ndarray, slope: float) -> tuple[float, float]:
@@ -163,14 +155,14 @@ def _seen_share(log_odds: np.ndarray) -> float:
 
 
 def _share(
-    components: Components, labels: np.ndarray, folds: list[_Fold], n_judged: int, slope: float, offset: float
+    components: Components, labels: np.ndarray, folds: list[_Fold], n_judged: int, line: tuple[float, float]
 ) -> tuple[float, float]:
     """Return the share of the unlabelled items that belong to seen classes, and its standard error.
 
     Each fold estimates the share of its visible classes, and so does the model of all classes, whose scores are a
     little off, as the calibration was learned with fewer classes. A guess counts where labels are too few for both.
     """
-    _, y, mixture = seen_mixture(components, labels)
+    (slope, offset), (_, y, mixture) = line, seen_mixture(components, labels)
     is_free = labels < 0
     if not is_free.any():
         return 1.0, 0.0
@@ -187,14 +179,14 @@ def _share(
 
 
 def _best_grain(
-    folds: list[_Fold], labels: np.ndarray, z: np.ndarray | None, slope: float, offset: float, seed: int
+    folds: list[_Fold], labels: np.ndarray, z: np.ndarray | None, line: tuple[float, float], seed: int
 ) -> tuple[float, float]:
     """Return the grain whose clusters agree best with the hidden classes, and how well they do."""
     from sklearn.metrics import adjusted_rand_score  # noqa: PLC0415 - takes a second
 
     found = np.zeros((0, len(GRAINS)))
     for fold in folds:
-        is_called = (slope * fold.ratio + offset > 0) & ((labels < 0) | fold.is_hidden | fold.is_tested)
+        is_called = (line[0] * fold.ratio + line[1] > 0) & ((labels < 0) | fold.is_hidden | fold.is_tested)
         rows = np.flatnonzero(is_called)[:: -(-max(int(is_called.sum()), 1) // MAX_MERGED_ITEMS)]
         is_judged = fold.is_hidden[rows]
         if is_judged.sum() < 2:

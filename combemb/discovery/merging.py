@@ -38,7 +38,10 @@ class Pieces:
         self.joined = joined
         found = kmeans(joined, n_pieces, seed=seed, n_starts=1, n_iterations=30, progress=False)
         self.of_item, self.between = found.assignment, between[:MAX_DIRECTIONS]
-        self.means, self.sizes = class_means(y[:, :MAX_DIRECTIONS], self.of_item, n_pieces), np.bincount(self.of_item) * 1.0
+        self.means, self.sizes = (
+            class_means(y[:, :MAX_DIRECTIONS], self.of_item, n_pieces),
+            np.bincount(self.of_item) * 1.0,
+        )
 
     def merged(self, grain: float, n_clusters: int | None = None) -> np.ndarray:
         """Return the cluster (n,) of each item, 0 to K-1.

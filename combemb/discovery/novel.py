@@ -13,7 +13,7 @@ from combemb.discovery.points import class_means
 
 ERRORS, MIN_NOVEL = 1.0, 0.04  # standard errors, and at least this share: fewer novel items are taken for none
 OBVIOUS = 7.0  # log-odds from which a single item is novel, whatever the share of novel items
-CAUTION = 0.35  # weight of the shares of seen and novel items in the decision about an item: 0 ignores, 1 obeys them
+CAUTION = 0.5  # weight of the shares of seen and novel items in the decision about an item: 0 ignores, 1 obeys them
 MAX_SHARE = 0.98
 DEVIATIONS = 2.0  # of the interval, in standard errors of the logarithm of the number
 
@@ -28,10 +28,11 @@ class Found:
 
 def find_novel(
     y: np.ndarray,
-    z: np.ndarray | None,
     labels: np.ndarray,
     seen: Mixture,
     lesson: Lesson,
+    *,
+    z: np.ndarray | None,
     number: ClassNumber | None,
     seed: int,
 ) -> Found:
@@ -39,12 +40,14 @@ def find_novel(
 
     Parameters
     ----------
-    y, z, labels : arrays of shape (N, d), (N, D) and (N,)
-        Points, embeddings if the points are not made of them, and classes 0 to C-1 or -1 if unlabelled.
+    y, labels : arrays of shape (N, d) and (N,)
+        Points, and classes 0 to C-1 or -1 if unlabelled.
     seen : Mixture
         The seen classes.
     lesson : Lesson
         What hidden seen classes teach.
+    z : array of shape (N, D), optional
+        Embeddings, if the points are made of features.
     number : ClassNumber, optional
         Number of novel classes; by default it is estimated.
     seed : int
@@ -107,7 +110,7 @@ def _number(sizes: np.ndarray, labels: np.ndarray, lesson: Lesson, most: int, is
     share_error = lesson.share_error / max(1 - lesson.seen_share, 0.01)
     variance = np.array(
         [
-            np.square(1 - lesson.agreement) / 3 + 0.25 / by_merging,
+            np.square(1 - lesson.agreement * (1 - 1 / np.median(counts))) + 0.25 / by_merging,
             varies * (1 / by_merging + 1 / len(counts)) + np.square(share_error) + 0.02 + 0.1 / by_size,
         ]
     )

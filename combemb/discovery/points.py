@@ -1,4 +1,4 @@
-"""The points that discovery works on: features whitened so that items of a class have unit variance in all directions."""
+"""The points that discovery works on: features, whitened so that classes are round and have variance one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,9 +106,9 @@ class Components:
         scatter = rest.T @ rest / max(n_free, 1)
         size, local_size = np.trace(scatter) / d, np.trace(self.local) / d
         if n_free < 1 or size <= TINY * self.total.mean():
-            return self.local + TINY * np.eye(d)
+            return np.asarray(self.local + TINY * np.eye(d))
         if local_size <= TINY * size:
-            return scatter + TINY * size * np.eye(d)
+            return np.asarray(scatter + TINY * size * np.eye(d))
         shape = (n_free * scatter / size + d * self.local / local_size) / (n_free + d)
         return np.asarray(shape * size)
 

@@ -163,7 +163,12 @@ class Discovery:
         path = Path(path)
         require(path.parent.is_dir(), f"there is no folder {path.parent}; create it first")
         about = {"names": self.names.tolist(), "n_seen": self.n_seen, "n_novel_interval": self.n_novel_interval}
-        about |= {"reach": self.reach, "has_features": self.points.has_features, "length": self.points.length, "format": FORMAT}
+        about |= {
+            "reach": self.reach,
+            "has_features": self.points.has_features,
+            "length": self.points.length,
+            "format": FORMAT,
+        }
         about |= {name: getattr(self.mixture, name) for name in CALIBRATION}
         arrays = {name: getattr(self, name) for name in ARRAYS}
         arrays |= {"mean": self.points.mean, "matrix": self.points.matrix, "between": self.points.between}
@@ -185,7 +190,9 @@ class Discovery:
             mixture = Mixture(means, counts, between, about["n_seen"], *(about[name] for name in CALIBRATION))
             names = np.array([*about["names"], None], dtype=object)[:-1]
             low, high = about["n_novel_interval"]
-            found = cls(names, about["n_seen"], (low, high), reach=about["reach"], points=points, mixture=mixture, **arrays)
+            found = cls(
+                names, about["n_seen"], (low, high), reach=about["reach"], points=points, mixture=mixture, **arrays
+            )
             found._check()
             return found
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
