@@ -92,8 +92,8 @@ def discover(
     given = None if features is None else read_points(features, "features")
     if given is not None and len(given) != len(z):
         raise ValueError(f"there are {len(given)} features for {len(z)} embeddings; give one row per item")
-    number = None if n_novel is None else _given_number(n_novel, len(read.classes), int((~read.is_labelled).sum()))
     _warn_of_labels(read)
+    number = None if n_novel is None else _given_number(n_novel, len(read.classes), int((~read.is_labelled).sum()))
     if number is None and (count_by != "merging" or len(read.classes) == 0):
         number = count_novel(Pile(z, read.values, codebook, seed, progress), count_by)
     try:
@@ -202,7 +202,7 @@ def _warn_of_labels(labels: Labels) -> None:
         warnings.warn("all items are labelled: nothing is left to discover", NothingToDiscover, stacklevel=3)
     elif n_seen == 1:
         warnings.warn(
-            f"only {labels.classes[0]!r} is labelled: items are novel if they are unlike it, but nothing shows how "
+            f"only {labels.classes.tolist()[0]!r} is labelled: items are novel if they are unlike it, but nothing shows how "
             "classes differ; label a second class",
             Unsure,
             stacklevel=3,

@@ -15,6 +15,7 @@ ERRORS, MIN_NOVEL = 1.0, 0.04  # standard errors, and at least this share: fewer
 OBVIOUS = 7.0  # log-odds from which a single item is novel, whatever the share of novel items
 CAUTION = 0.5  # weight of the shares of seen and novel items in the decision about an item: 0 ignores, 1 obeys them
 MAX_SHARE = 0.98
+MAX_THRESHOLD = 1.5  # log-odds; what is as clearly novel stays so, however many items are
 DEVIATIONS = 2.0  # of the interval, in standard errors of the logarithm of the number
 
 
@@ -62,7 +63,7 @@ def find_novel(
     share = min(max(lesson.seen_share, 1 - MAX_SHARE), MAX_SHARE)
     threshold = CAUTION * np.log(share / (1 - share))
     if len(free) > 0:  # never call more items novel than there should be
-        threshold = max(threshold, float(np.quantile(log_odds, share)))
+        threshold = max(threshold, min(float(np.quantile(log_odds, share)), MAX_THRESHOLD))
     is_none = number is None and 1 - lesson.seen_share <= max(ERRORS * lesson.share_error, MIN_NOVEL)
     if is_none:
         threshold = OBVIOUS

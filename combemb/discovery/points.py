@@ -10,7 +10,7 @@ from combemb.data.embeddings import as_array, check_finite
 from combemb.system.arrays import Array
 from combemb.system.errors import require
 
-N_COMPONENTS = 256  # principal components of the features
+N_COMPONENTS, ITEMS_PER_COMPONENT = 256, 4  # principal components of the features, fewer if items are few
 N_NEIGHBOURS, MAX_NEIGHBOURED_ITEMS = 3, 3_000  # whose differences stand in for classes where labels are few
 RIDGE = 0.3  # added to the scatter within classes, in units of its mean variance
 MIN_BETWEEN = 0.1  # least variance of class means, in units of the variance within classes
@@ -74,7 +74,7 @@ class Components:
         """Return the components of items (N, F); None if all items are equal."""
         mean, covariance = _moments(items, has_features)
         values, axes = np.linalg.eigh(covariance)
-        keep = np.argsort(-values)[:N_COMPONENTS]
+        keep = np.argsort(-values)[: min(N_COMPONENTS, max(len(items) // ITEMS_PER_COMPONENT, 2))]
         keep = keep[values[keep] > 1e-9 * max(values.max(), 0)]
         if len(keep) == 0 or values.max() <= TINY * np.square(mean).sum():
             return None
