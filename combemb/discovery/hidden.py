@@ -20,6 +20,7 @@ MAX_MERGED_ITEMS = 3_000
 TEMPERATURES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05)
 DEFAULT_TEMPERATURE = 0.25
 GUESS = 0.65, 0.25  # share of the unlabelled items that belong to seen classes, and its error, before any evidence
+MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; classes far apart need no flat slope
 PRIOR_ITEMS = 4.0  # weight of the guess at slope and offset, in items
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
@@ -94,7 +95,7 @@ def learn(
     folds = list(tracked(_folds(components, labels, n_folds, seed), "hiding classes", n_folds, progress))
     seen = np.concatenate([f.ratio[f.is_tested] for f in folds])
     hidden = np.concatenate([f.ratio[f.is_hidden] for f in folds])
-    slope_guess = float(2 / max(np.mean([f.ratio.std() for f in folds]), 1e-9))
+    slope_guess = float(2 / np.clip(np.mean([f.ratio.std() for f in folds]), 2, MAX_SPREAD))
     slope, offset = _calibrated(seen, hidden, slope_guess)
     share, error = _share(components, labels, folds, len(seen) + len(hidden), (slope, offset))
     losses = np.sum([f.losses for f in folds], axis=0)

@@ -109,9 +109,10 @@ def _number(sizes: np.ndarray, labels: np.ndarray, lesson: Lesson, most: int, is
     relative = np.concatenate([counts / counts.mean(), sizes / size])
     varies = np.square(relative - relative.mean()).mean() / np.square(relative.mean())
     share_error = lesson.share_error / max(1 - lesson.seen_share, 0.01)
+    doubt = 1 if np.median(counts) > 2 else 4  # two items of a hidden class show little of how it should be merged
     variance = np.array(
         [
-            np.square(1 - lesson.agreement * (1 - 1 / np.median(counts))) + 0.25 / by_merging,
+            doubt * np.square(1 - lesson.agreement * (1 - 1 / np.median(counts))) + 0.25 / by_merging,
             varies * (1 / by_merging + 1 / len(counts)) + np.square(share_error) + 0.02 + 0.1 / by_size,
         ]
     )

@@ -121,7 +121,7 @@ class Discovery:
 
     def borderline(self, cluster: Any, n: int = 10) -> np.ndarray:
         """Return the rows of the least confident items of a cluster, as `exemplars` does; labelled ones come last."""
-        return self._rows(cluster, self.confidence)[:n]
+        return self._rows(cluster, np.where(self.is_labelled, 2, self.confidence))[:n]
 
     def predict(self, z: Array, features: Array | None = None) -> np.ndarray:
         """Assign new items to clusters.
