@@ -202,8 +202,8 @@ def _warn_of_labels(labels: Labels) -> None:
         warnings.warn("all items are labelled: nothing is left to discover", NothingToDiscover, stacklevel=3)
     elif n_seen == 1:
         warnings.warn(
-            f"only {labels.classes.tolist()[0]!r} is labelled: items are novel if they are unlike it, but nothing shows how "
-            "classes differ; label a second class",
+            f"only {labels.classes.tolist()[0]!r} is labelled: items are novel if they are unlike it, but nothing "
+            "shows how classes differ; label a second class",
             Unsure,
             stacklevel=3,
         )

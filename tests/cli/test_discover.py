@@ -164,7 +164,9 @@ def test_a_kill_while_a_file_is_written_leaves_the_old_one_or_none(own_run: Path
 def test_the_summary_counts_items_and_clusters(item_run):
     run, result = item_run
     first, head, *clusters, last = result.stdout.splitlines()
-    assert first == f"{N} items, 40 of them labelled: 4 seen classes, 2 novel; 40 items belong to novel classes"
+    low, high = methods.load(run).discovery_.n_novel_interval
+    counts = f"4 seen classes, 2 novel, probably {low} to {high}; 40 items belong to novel classes"
+    assert first == f"{N} items, 40 of them labelled: {counts}"
     assert head.split() == ["cluster", "items", "labelled", "confidence", "nearest", "seen", "class"]
     cells = [line.split() for line in clusters]
     assert [row[:3] for row in cells] == [
