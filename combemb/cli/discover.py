@@ -25,8 +25,8 @@ def discover(
     labels: LabelFile = None,
     n_novel: Annotated[int | None, typer.Option(help="Number of novel classes, if you know it.")] = None,
     count_by: Annotated[
-        str, typer.Option(help="How to estimate that number otherwise: sizes, codes, gcd or dtc.")
-    ] = "sizes",
+        str, typer.Option(help="How to estimate that number otherwise: merging, sizes, codes, gcd or dtc.")
+    ] = "merging",
     to_folders: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Create a folder for each cluster, with links to its images.")
     ] = None,

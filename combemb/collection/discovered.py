@@ -52,7 +52,7 @@ def discover_in(
     *,
     labels: Any = None,
     n_novel: int | None = None,
-    count_by: str = "sizes",
+    count_by: str = "merging",
     to_folders: Path | None = None,
     progress: bool | None = None,
 ) -> DiscoveredItems:

@@ -1,4 +1,4 @@
-"""Count the novel classes: by the sizes of seen classes, which is our own way, or as GCD or DTC do."""
+"""Other ways to count the novel classes: by the sizes of seen classes, or as GCD or DTC do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import scipy
 
-from combemb.discovery.held_out import FOLDS, held_out
 from combemb.discovery.kmeans import kmeans, kmeans_of_codes
 from combemb.discovery.metrics import matched
 from combemb.discovery.points import as_float32
@@ -41,13 +40,12 @@ class ClassNumber:
 class Pile:
     """Items to count: embeddings x (N, D), and labels (N,) that are 0 to C-1, or -1 if unlabelled.
 
-    The codebook encodes x, for "codes". features (N, F) were not trained on these labels; x replaces them by default.
+    The codebook encodes x, for "codes".
     """
 
     x: np.ndarray
     labels: Ints
     codebook: Codebook | None = None
-    features: np.ndarray | None = None
     seed: int = 0
     progress: bool | None = False
 
@@ -66,8 +64,7 @@ class Pile:
         if len(self.x) <= MAX_COUNTED_ITEMS:
             return self
         rows = counted_rows(self.labels, self.seed)
-        features = None if self.features is None else self.features[rows]
-        return replace(self, x=np.asarray(self.x[rows]), labels=self.labels[rows], features=features)
+        return replace(self, x=np.asarray(self.x[rows]), labels=self.labels[rows])
 
     def clusters(self, n_clusters: int, labels: Ints | None, n_starts: int = 3, codes: Ints | None = None) -> Ints:
         """Return the cluster of each item by k-means on x or its codes; labelled items stay in that of their class."""
@@ -91,9 +88,10 @@ def counted_rows(labels: Ints, seed: int) -> Ints:
 
 def check_count_by(count_by: str, codebook: Codebook | None) -> None:
     """Raise a ValueError unless count_by is one of `COUNTERS` and has what it counts."""
-    require(count_by in COUNTERS, f"{count_by=} is unknown; choose one of {', '.join(COUNTERS)}")
+    known = ("merging", *COUNTERS)
+    require(count_by in known, f"{count_by=} is unknown; choose one of {', '.join(known)}")
     has_codes = count_by != "codes" or codebook is not None
-    require(has_codes, "count_by='codes' counts codes, but there is no codebook; choose count_by='sizes'")
+    require(has_codes, "count_by='codes' counts codes, but there is no codebook; choose count_by='merging'")
 
 
 def count_novel(pile: Pile, count_by: str = "sizes") -> ClassNumber:
@@ -123,8 +121,7 @@ def by_sizes(pile: Pile, of_codes: bool = False) -> ClassNumber:
 
     K-means makes k novel clusters beside the seen classes. The number of items in them, divided by the mean size of the
     seen clusters, is the number of classes that they are worth. k begins too large and becomes what k clusters were
-    worth, until k clusters are worth k. If classes are well separated, more clusters are hardly worth more. If more
-    clusters are worth more, because classes overlap, `held_out` estimates the share of novel items instead.
+    worth, until k clusters are worth k. If classes are well separated, more clusters are hardly worth more.
     """
     C, worths = pile.n_seen, {0: 0.0}
     assert pile.codebook is not None or not of_codes, "codes are counted without a codebook"
@@ -147,13 +144,6 @@ def by_sizes(pile: Pile, of_codes: bool = False) -> ClassNumber:
     if 0 < k == first < n_apart:  # seen clusters hold little more than their labelled items: their sizes mean nothing
         return by_probes(pile)
     more = worth(min(max(C, 2 * k + 1), most))
-    if more > 2 * k + 1:
-        features = pile.x if pile.features is None else pile.features
-        estimates = held_out(features, pile.labels, seed=pile.seed, progress=pile.progress)
-        if len(estimates) > 0:
-            mean, error = float(estimates.mean()), 2 * float(estimates.std()) / np.sqrt(FOLDS)
-            ends = np.clip([mean - error, mean, mean + error], 0, most).round().astype(int).tolist()
-            return ClassNumber(ends[1], ends[0], ends[2])
     return ClassNumber(k, min(k, int(worth(k))), max(k, round(more)))
 
 

@@ -1,87 +1,170 @@
-"""The points that discovery clusters: embeddings, joined by features whose weights are learned from the labels."""
+"""The points that discovery works on: features, whitened so that classes are round and have variance one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from typing import Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from combemb.backbones.feature_map import discriminant_map, fit_feature_map
 from combemb.data.embeddings import as_array, check_finite
-from combemb.data.labels import Labels
-from combemb.system.arrays import Array, unit_rows
+from combemb.system.arrays import Array
 from combemb.system.errors import require
 
-N_COMPONENTS = 256  # principal components of the features
-MAX_FITTED_ITEMS = 20_000  # more are sampled before features are weighed
+N_COMPONENTS, ITEMS_PER_COMPONENT = 256, 4  # principal components of the features, fewer if items are few
+N_NEIGHBOURS, MAX_NEIGHBOURED_ITEMS = 3, 3_000  # whose differences stand in for classes where labels are few
+RIDGE = 0.3  # added to the scatter within classes, in units of its mean variance
+MIN_BETWEEN = 0.1  # least variance of class means, in units of the variance within classes
 BLOCK_ROWS = 8_192  # rows mapped or compared at a time, which bounds the memory
 MIN_SCALE, MAX_SCALE = 1e-15, 1e15  # of the largest value; squares and their sums stay in the range of float32
+TINY = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Turns embeddings z (n, D) and features f (n, F) into points: z / scale, and (f - mean) @ matrix at unit length.
+    """Turns items (n, F) into points (x - mean) @ matrix, in which classes are round and as wide as each other.
 
-    Without features, the points are the embeddings. matrix (F, d) whitens within the labelled classes.
+    A class has variance one in each of the d directions; class means have the variances `between` (d,). The items are
+    features at unit length, or embeddings as they are if there are no features. The lengths of the points of features
+    are drawn half-way towards `length`: they vary more than Gaussians allow, and say little about classes.
     """
 
-    scale: float
     mean: np.ndarray
     matrix: np.ndarray
-
-    @classmethod
-    def fit(cls, z: np.ndarray, features: np.ndarray | None, labels: Labels, seed: int) -> Self:
-        """Give z and features the same weight; features are ignored if they are constant, or if no item is labelled."""
-        alone = cls(1.0, np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
-        if features is None or not labels.is_labelled.any():
-            return alone
-        try:
-            first = fit_feature_map(_chunks(features), N_COMPONENTS)
-        except ValueError:
-            return alone
-        rng = np.random.default_rng(seed)
-        labelled = np.sort(labels.labelled_rows(MAX_FITTED_ITEMS, rng))
-        some = np.sort(rng.choice(len(features), min(MAX_FITTED_ITEMS, len(features)), replace=False))
-        with torch.no_grad():
-            known, all_kinds = (torch.cat([first(x) for x in _chunks(features[rows])]) for rows in (labelled, some))
-            weigh = discriminant_map(known, torch.from_numpy(labels.membership(labelled)), all_kinds, N_COMPONENTS)
-            matrix = first.components @ weigh
-        length = float(np.sqrt(np.square(z[some], dtype=np.float64).sum(axis=1).mean()))
-        return cls(length or 1.0, first.mean.numpy(), matrix.numpy())
-
-    @property
-    def has_features(self) -> bool:
-        """Whether points need features too."""
-        return len(self.mean) > 0
+    between: np.ndarray
+    has_features: bool
+    length: float = 1.0
 
     def of(self, z: Array, features: Array | None) -> np.ndarray:
-        """Return the points of items: z as it is, or (n, D + d) float32."""
+        """Return the points (n, d) float32 of items."""
         x = read_points(z, "z")
-        if not self.has_features:
-            return x
-        if features is None:
-            raise ValueError(
-                f"these clusters were found with features; give the {len(self.mean)} features of each item"
-            )
-        given = read_points(features, "features")
-        if given.shape != (len(x), len(self.mean)):
-            raise ValueError(f"features have shape {given.shape}; give {(len(x), len(self.mean))}, as for `discover`")
-        found = np.empty((len(x), x.shape[1] + self.matrix.shape[1]), np.float32)
-        found[:, : x.shape[1]] = x / self.scale
-        mean, matrix = torch.from_numpy(self.mean), torch.from_numpy(self.matrix)
-        for start, rows in zip(count(0, BLOCK_ROWS), _chunks(given), strict=False):
-            found[start : start + len(rows), x.shape[1] :] = unit_rows((unit_rows(rows) - mean) @ matrix).numpy()
+        F = len(self.mean)
+        if self.has_features:
+            if features is None:
+                raise ValueError(f"these clusters were found with features; give the {F} features of each item")
+            given = read_points(features, "features")
+            if given.shape != (len(x), F):
+                raise ValueError(f"features have shape {given.shape}; give {(len(x), F)}, as for `discover`")
+            x = given
+        elif x.shape[1] != F:
+            raise ValueError(f"z has shape {x.shape}; give (n, {F}), as for `discover`")
+        found = np.empty((len(x), self.matrix.shape[1]), np.float32)
+        for rows, block in _blocks(x, self.has_features):
+            y = (block - self.mean) @ self.matrix
+            found[rows] = evened(y, self.length) if self.has_features else y
         return found
 
 
-def _chunks(features: np.ndarray) -> Iterator[Tensor]:
-    for start in range(0, len(features), BLOCK_ROWS):
-        yield torch.from_numpy(
-            np.array(features[start : start + BLOCK_ROWS], np.float32)
-        )  # a copy: it may be read-only
+@dataclass(frozen=True, eq=False)
+class Components:
+    """Principal components of items, from which points for any labels of these items are made.
+
+    x (N, d) are the components, `total` (d,) their variances, and `local` (d, d) is the scatter of the differences
+    between nearest neighbours: the best guess at the shape of a class before any label is seen.
+    """
+
+    x: np.ndarray
+    mean: np.ndarray
+    axes: np.ndarray
+    total: np.ndarray
+    local: np.ndarray
+    has_features: bool
+
+    @classmethod
+    def fit(cls, items: np.ndarray, has_features: bool) -> Self | None:
+        """Return the components of items (N, F); None if all items are equal."""
+        mean, covariance = _moments(items, has_features)
+        values, axes = np.linalg.eigh(covariance)
+        keep = np.argsort(-values)[: min(N_COMPONENTS, max(len(items) // ITEMS_PER_COMPONENT, 2))]
+        keep = keep[values[keep] > 1e-9 * max(values.max(), 0)]
+        if len(keep) == 0 or values.max() <= TINY * np.square(mean).sum():
+            return None
+        axes = axes[:, keep]
+        x = np.concatenate([(block - mean) @ axes for _, block in _blocks(items, has_features)])
+        order = np.argsort(x[:, 0] * (np.sign(np.power(x[:, 0], 3).sum()) or 1), kind="stable")
+        return cls(x, mean, axes, values[keep], _local_scatter(x, order), has_features)
+
+    def points(self, labels: np.ndarray) -> tuple[Points, np.ndarray]:
+        """Return what makes points, for labels (N,), -1 if unlabelled, and the points (N, d) of these items."""
+        scatter = self._within(labels)
+        values, vectors = np.linalg.eigh(scatter + RIDGE * np.trace(scatter) / len(scatter) * np.eye(len(scatter)))
+        whiten = vectors / np.sqrt(values)
+        _, turn = np.linalg.eigh(whiten.T @ (self.total[:, None] * whiten))
+        matrix = whiten @ turn[:, ::-1]  # directions in which items differ most come first
+        matrix = matrix / np.sqrt(np.einsum("ij,ik,kj->j", matrix, scatter, matrix))  # undoes the ridge in the scale
+        y = self.x @ matrix
+        length = float(np.sqrt(np.square(y).sum(axis=1).mean()))
+        y = evened(y, length) if self.has_features else y
+        between = np.maximum(y.var(axis=0) - 1, MIN_BETWEEN)
+        return Points(self.mean, self.axes @ matrix, between, self.has_features, length), y
+
+    def _within(self, labels: np.ndarray) -> np.ndarray:
+        """Return the scatter within labelled classes, shrunk towards the local one as far as labels are few."""
+        rows = np.flatnonzero(labels >= 0)
+        x, classes = self.x[rows], labels[rows]
+        rest = x - class_means(x, classes, int(classes.max()) + 1)[classes]
+        n_free, d = len(rows) - len(np.unique(classes)), len(self.local)
+        scatter = rest.T @ rest / max(n_free, 1)
+        size, local_size = np.trace(scatter) / d, np.trace(self.local) / d
+        if n_free < 1 or size <= TINY * self.total.mean():
+            return np.asarray(self.local + TINY * np.eye(d))
+        if local_size <= TINY * size:
+            return np.asarray(scatter + TINY * size * np.eye(d))
+        shape = (n_free * scatter / size + d * self.local / local_size) / (n_free + d)
+        return np.asarray(shape * size)
+
+
+def evened(y: np.ndarray, length: float) -> np.ndarray:
+    """Return points whose lengths are the geometric means of their own and the given one."""
+    return np.asarray(y * np.sqrt(length / np.maximum(np.linalg.norm(y, axis=1, keepdims=True), TINY)))
+
+
+def class_means(x: np.ndarray, classes: np.ndarray, n_classes: int) -> np.ndarray:
+    """Return the mean (C, d) of the rows of each class, 0 for a class without rows."""
+    sums = np.zeros((n_classes, x.shape[1]))
+    np.add.at(sums, classes, x)
+    return sums / np.maximum(np.bincount(classes, minlength=n_classes), 1)[:, None]
+
+
+def in_order(x: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return an order of items that depends on their values alone, not on the order in which they were given."""
+    centred = x - x.mean(axis=0, dtype=np.float64)
+    length = np.square(centred).sum(axis=1)
+    keys = [length, centred @ (length @ centred)]  # neither changes if the features are rotated
+    return np.lexsort([labels, *(np.round(key / max(np.abs(key).max(), TINY), 9) for key in keys)])
+
+
+def _local_scatter(x: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return half the mean product of the differences of items to their neighbours by cosine."""
+    some = order[np.linspace(0, len(order) - 1, min(len(order), MAX_NEIGHBOURED_ITEMS)).astype(int)]
+    n = min(N_NEIGHBOURS, len(x) - 1)
+    unit = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), TINY)).astype(np.float32)
+    scatter = np.zeros((x.shape[1], x.shape[1]))
+    for rows in np.array_split(some, -(-len(some) // 512)):
+        cosines = unit[rows] @ unit.T
+        cosines[np.arange(len(rows)), rows] = -np.inf
+        near = np.argpartition(-cosines, n - 1, axis=1)[:, :n]
+        differences = (x[rows][:, None] - x[near]).reshape(-1, x.shape[1])
+        scatter += differences.T @ differences
+    return np.asarray(scatter / (2 * n * len(some)))
+
+
+def _moments(items: np.ndarray, has_features: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean (F,) and the covariance (F, F) of items in float64."""
+    first = next(_blocks(items, has_features))[1].mean(axis=0)  # keeps the digits of items far from the origin
+    total, products = np.zeros(len(first)), np.zeros((len(first), len(first)))
+    for _, block in _blocks(items, has_features):
+        total += (block - first).sum(axis=0)
+        products += (block - first).T @ (block - first)
+    mean = total / len(items)
+    return first + mean, products / len(items) - np.outer(mean, mean)
+
+
+def _blocks(items: np.ndarray, to_unit: bool) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield slices of rows and these rows in float64, at unit length if asked for."""
+    for start in range(0, len(items), BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
+        block = np.asarray(items[rows], np.float64)
+        yield rows, block / np.maximum(np.linalg.norm(block, axis=1, keepdims=True), 1e-300) if to_unit else block
 
 
 def read_points(x: Array, name: str = "x") -> np.ndarray:

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from combemb.discovery.gaussians import Mixture
 from combemb.discovery.points import BLOCK_ROWS, Points
 from combemb.system.arrays import Array
 from combemb.system.errors import require
 from combemb.system.files import write_tensors
 
-FORMAT = 1
+FORMAT = 2
 NEITHER = "neither"
 
 
@@ -32,19 +33,21 @@ class Discovery:
     n_seen, n_novel_interval : int, tuple of int
         Number of seen classes C, and the smallest and the largest plausible number of novel classes.
     assignment, nearest : int64 arrays of shape (N,)
-        Cluster of each item, and the one with the nearest centre, which may be another for a labelled item.
+        Cluster of each item, and the one it would be in without its label.
     distance : float32 array of shape (N,)
         Distance of each item to the centre of its cluster.
     confidence : float32 array of shape (N,)
-        1 for labelled items, otherwise 1 - (distance / distance to the next centre)^2: 0 half-way between two centres.
+        1 for labelled items, otherwise the probability of the cluster, as calibrated on hidden labels.
     is_labelled : bool array of shape (N,)
         Items that had a label.
-    centres, spreads : float32 arrays of shape (K, D) and (K,)
-        Centre of each cluster, and the root mean square distance of its items.
+    centres, spreads : float32 arrays of shape (K, d) and (K,)
+        Centre of each cluster in the space of `points`, and the root mean square distance of its items.
     reach : float
         An item that is more than this number of spreads away from every centre belongs to no cluster.
     points : Points
         Turns embeddings and features into the points that were clustered.
+    mixture : Mixture
+        The classes as Gaussians, which place new items.
     """
 
     names: np.ndarray
@@ -59,6 +62,7 @@ class Discovery:
     spreads: np.ndarray
     reach: float
     points: Points
+    mixture: Mixture
 
     def __len__(self) -> int:
         return len(self.assignment)
@@ -117,7 +121,7 @@ class Discovery:
 
     def borderline(self, cluster: Any, n: int = 10) -> np.ndarray:
         """Return the rows of the least confident items of a cluster, as `exemplars` does; labelled ones come last."""
-        return self._rows(cluster, self.confidence)[:n]
+        return self._rows(cluster, np.where(self.is_labelled, 2, self.confidence))[:n]
 
     def predict(self, z: Array, features: Array | None = None) -> np.ndarray:
         """Assign new items to clusters.
@@ -134,42 +138,42 @@ class Discovery:
         object array of shape (n,)
             Names as in `clusters`, or `neither` for an item that is far from all clusters.
         """
-        names = np.append(self.names, np.array([self.neither], dtype=object))
-        found = np.empty(len(z), np.int64)
-        for rows, distances in self._distances_of(z, features):
-            is_far = (distances > self.reach * self.spreads).all(axis=1)
-            found[rows] = np.where(is_far, len(self.names), distances.argmin(axis=1))
-        return np.asarray(names[found])
+        x = self.points.of(z, features)
+        found, _ = self.mixture.assign(x)
+        for rows, distances in in_blocks(x, self.centres):
+            found[rows][(distances > self.reach * self.spreads).all(axis=1)] = len(self.names)
+        return np.asarray(np.append(self.names, np.array([self.neither], dtype=object))[found])
 
     def novelty(self, z: Array, features: Array | None = None) -> np.ndarray:
-        """Score how much farther new items are from all seen classes than from a novel one.
+        """Score how much more likely new items belong to no seen class than to one; 0 without seen classes.
 
-        The score is the squared distance to the nearest seen centre, minus that to the nearest novel centre if there is
-        one; it is 0 without seen classes. z and features are those of `predict`.
+        z and features are those of `predict`.
 
         Returns
         -------
         float32 array of shape (n,)
-            Higher scores are more likely novel.
+            Log-odds that the item is novel; above 0 it is put into a novel class, if there is one.
         """
-        found = np.zeros(len(z), np.float32)
-        for rows, distances in self._distances_of(z, features):
-            squares = np.square(distances)
-            if self.n_seen > 0:
-                found[rows] = squares[:, : self.n_seen].min(axis=1)
-                if self.n_novel > 0:
-                    found[rows] -= squares[:, self.n_seen :].min(axis=1)
-        return found
+        x = self.points.of(z, features)
+        blocks = [self.mixture.novelty(x[i : i + BLOCK_ROWS]) for i in range(0, len(x), BLOCK_ROWS)]
+        return np.concatenate([np.zeros(0), *blocks]).astype(np.float32)
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, whole or not at all."""
         path = Path(path)
         require(path.parent.is_dir(), f"there is no folder {path.parent}; create it first")
         about = {"names": self.names.tolist(), "n_seen": self.n_seen, "n_novel_interval": self.n_novel_interval}
-        about |= {"reach": self.reach, "scale": self.points.scale, "format": FORMAT}
+        about |= {
+            "reach": self.reach,
+            "has_features": self.points.has_features,
+            "length": self.points.length,
+            "format": FORMAT,
+        }
+        about |= {name: getattr(self.mixture, name) for name in CALIBRATION}
         arrays = {name: getattr(self, name) for name in ARRAYS}
-        arrays |= {"mean": self.points.mean, "matrix": self.points.matrix}
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        arrays |= {"mean": self.points.mean, "matrix": self.points.matrix, "between": self.points.between}
+        arrays |= {"means": self.mixture.means, "counts": self.mixture.counts}
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
         write_tensors(path, tensors, {"discovery": json.dumps(about)})
 
     @classmethod
@@ -181,10 +185,14 @@ class Discovery:
                 if about["format"] != FORMAT:
                     raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
                 arrays = {name: file.get_tensor(name) for name in ARRAYS}
-                points = Points(about["scale"], file.get_tensor("mean"), file.get_tensor("matrix"))
+                mean, matrix, between, means, counts = map(file.get_tensor, MODEL_ARRAYS)
+            points = Points(mean, matrix, between, about["has_features"], about["length"])
+            mixture = Mixture(means, counts, between, about["n_seen"], *(about[name] for name in CALIBRATION))
             names = np.array([*about["names"], None], dtype=object)[:-1]
             low, high = about["n_novel_interval"]
-            found = cls(names, about["n_seen"], (low, high), reach=about["reach"], points=points, **arrays)
+            found = cls(
+                names, about["n_seen"], (low, high), reach=about["reach"], points=points, mixture=mixture, **arrays
+            )
             found._check()
             return found
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -193,7 +201,8 @@ class Discovery:
     def _check(self) -> None:
         """Raise a ValueError if the parts do not belong together."""
         K, N = len(self.names), len(self)
-        is_fit = {len(self.centres), len(self.spreads)} == {K} and 0 <= self.n_seen <= K
+        parts = self.centres, self.spreads, self.mixture.means, self.mixture.counts
+        is_fit = {len(part) for part in parts} == {K} and 0 <= self.n_seen <= K
         is_fit &= all(len(getattr(self, name)) == N for name in ("nearest", "distance", "confidence", "is_labelled"))
         if not is_fit or not all(((x >= 0) & (x < K)).all() for x in (self.assignment, self.nearest)):
             raise ValueError("its parts do not fit together")
@@ -206,16 +215,10 @@ class Discovery:
         rows = np.flatnonzero(self.assignment == place[0])
         return np.asarray(rows[np.argsort(by[rows], kind="stable")])
 
-    def _distances_of(self, z: Array, features: Array | None) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield the distances of new items to all centres, a block of rows at a time."""
-        x = self.points.of(z, features)
-        if x.shape[1] != self.centres.shape[1]:
-            D = self.centres.shape[1] - self.points.matrix.shape[1]
-            raise ValueError(f"z has shape {tuple(np.shape(z))}; give (n, {D}), as for `discover`")
-        return in_blocks(x, self.centres)
-
 
 ARRAYS = ("assignment", "nearest", "distance", "confidence", "is_labelled", "centres", "spreads")
+MODEL_ARRAYS = ("mean", "matrix", "between", "means", "counts")
+CALIBRATION = ("slope", "offset", "temperature")
 
 
 def free_names(word: str, taken: set[Any], bare: bool = False) -> Iterator[str]:

@@ -134,7 +134,7 @@ class Method(Interface):
         labels: Any = None,
         n_novel: int | None = None,
         *,
-        count_by: str = "sizes",
+        count_by: str = "merging",
         z: Tensor | None = None,
         progress: bool | None = None,
     ) -> Discovery:

@@ -41,7 +41,7 @@ def last_discovery_kept(trial: Trial) -> None:
     wrong: dict[str, dict[str, Any]] = {
         "n_novel=-1": {"n_novel": -1},
         "2.5": {"n_novel": 2.5},
-        "sizes, codes, gcd, dtc": {"count_by": "nope"},
+        "merging, sizes, codes, gcd, dtc": {"count_by": "nope"},
         f"2 labels for {len(toy.x)} items": {"labels": [0, -1]},
     }
     for word, options in wrong.items():

@@ -93,9 +93,10 @@ def expect_same(a: Any, b: Any, what: str) -> None:
 
 def expect_same_discovery(a: Discovery, b: Discovery, what: str = "discoveries") -> None:
     """Expect two discoveries to be equal in every part."""
-    for field in dataclasses.fields(Discovery):
-        if field.name != "points":
-            expect_same(getattr(a, field.name), getattr(b, field.name), f"{what}: {field.name}")
+    for one, other in ((a, b), (a.points, b.points), (a.mixture, b.mixture)):
+        for field in dataclasses.fields(one):
+            if field.name not in ("points", "mixture"):
+                expect_same(getattr(one, field.name), getattr(other, field.name), f"{what}: {field.name}")
 
 
 def expect_same_fits(a: Method, b: Method, x: Any, what: str) -> None:

@@ -164,7 +164,9 @@ def test_a_kill_while_a_file_is_written_leaves_the_old_one_or_none(own_run: Path
 def test_the_summary_counts_items_and_clusters(item_run):
     run, result = item_run
     first, head, *clusters, last = result.stdout.splitlines()
-    assert first == f"{N} items, 40 of them labelled: 4 seen classes, 2 novel; 40 items belong to novel classes"
+    low, high = methods.load(run).discovery_.n_novel_interval
+    counts = f"4 seen classes, 2 novel, probably {low} to {high}; 40 items belong to novel classes"
+    assert first == f"{N} items, 40 of them labelled: {counts}"
     assert head.split() == ["cluster", "items", "labelled", "confidence", "nearest", "seen", "class"]
     cells = [line.split() for line in clusters]
     assert [row[:3] for row in cells] == [
@@ -215,7 +217,7 @@ def test_the_number_of_novel_classes_can_be_given(own_run: Path, n: int):
     assert [sizes[name] for name in sorted(sizes)] == sorted(sizes.values(), reverse=True)
 
 
-@pytest.mark.parametrize("count_by", ["sizes", "codes", "gcd", "dtc"])
+@pytest.mark.parametrize("count_by", ["merging", "sizes", "codes", "gcd", "dtc"])
 def test_each_way_of_counting_gives_a_number(own_run: Path, count_by: str):
     shown = done("discover", own_run, "--no-page", "--count-by", count_by).stdout
     (n,) = re.findall(r"4 seen classes, (\d+) novel", shown)
@@ -237,7 +239,7 @@ def unfit(items: Path, photos: Path, tmp_path: Path) -> dict[str, Path]:
     [
         (["--n-novel", "-1"], "n_novel=-1; give a whole number, 0 or more"),
         (["--n-novel", "81"], "n_novel=81 novel classes need as many unlabelled items, but there are 80"),
-        (["--count-by", "nope"], "count_by='nope' is unknown; choose one of sizes, codes, gcd, dtc"),
+        (["--count-by", "nope"], "count_by='nope' is unknown; choose one of merging, sizes, codes, gcd, dtc"),
         (["--labels", "{short}"], "there are 3 labels for 120 items"),
         (["--labels", "nowhere.txt"], "cannot read labels from nowhere.txt"),
         (["--labels", "{several}"], "discovery takes one label per item, but these may have several"),

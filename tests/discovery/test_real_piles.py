@@ -1,0 +1,166 @@
+"""Piles as people have them: uneven classes, few labels, one class only, nothing novel; and what is said about them."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from combemb.discovery import NothingToDiscover, Unsure, discover
+from combemb.discovery.gaussians import Mixture, log_same
+from combemb.discovery.merging import Pieces
+
+IGNORED = pytest.mark.filterwarnings("ignore::combemb.system.errors.Note")
+
+
+def mixture(sizes, n_seen, *, share=0.5, D=16, distance=8.0, seed=0):
+    """Gaussian classes of these sizes with one shape, stretched in some directions; a share of the seen is labelled."""
+    rng = np.random.default_rng(seed)
+    shape = rng.normal(size=(D, D)) / np.sqrt(D) * np.linspace(0.3, 1.5, D)
+    means = distance * rng.normal(size=(len(sizes), D)) / np.sqrt(2 * D)
+    targets = np.repeat(np.arange(len(sizes)), sizes)
+    x = means[targets] + rng.normal(size=(len(targets), D)) @ shape
+    place = np.arange(len(targets)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    is_labelled = (targets < n_seen) & (place < np.maximum(np.asarray(sizes) * share, 2)[targets])
+    return x.astype(np.float32), targets, np.where(is_labelled, targets, -1)
+
+
+@IGNORED
+def test_a_class_of_500_beside_classes_of_eight_keeps_its_items():
+    x, targets, labels = mixture([500, 8, 8, 8], 4)
+    found = discover(x, labels)
+    rest = (labels < 0) & (targets == 0)
+    assert (found.clusters[rest] == 0).mean() > 0.95
+    assert found.n_novel <= 1
+
+
+@IGNORED
+def test_one_large_novel_class_is_not_cut():
+    x, targets, labels = mixture([60] * 6 + [500], 6)
+    found = discover(x, labels)
+    assert found.n_novel <= 2
+    largest = found.assignment == found.n_seen
+    assert largest[targets == 6].mean() > 0.9
+
+
+@IGNORED
+@pytest.mark.parametrize("seed", range(3))
+def test_uneven_novel_classes_are_counted(seed):
+    x, targets, labels = mixture([120, 16, 60, 30, 24, 20, 200, 40, 12], 6, seed=seed)
+    found = discover(x, labels)
+    low, high = found.n_novel_interval
+    assert abs(found.n_novel - 3) <= 2
+    assert low <= 3 <= high
+    assert found.is_novel[targets >= 6].mean() > 0.8
+    seen = (labels < 0) & (targets < 6)
+    assert (found.clusters[seen] == targets[seen]).mean() > 0.8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_nothing_is_novel_it_says_so(seed):
+    x, targets, labels = mixture([80] * 8, 8, seed=seed)
+    with pytest.warns(NothingToDiscover, match="no item is unlike the seen classes"):
+        found = discover(x, labels)
+    assert found.n_novel == 0
+    assert (found.clusters == targets).mean() > 0.95
+
+
+@IGNORED
+def test_a_single_novel_item_becomes_a_class_and_is_said_to_be_alone():
+    x, _, labels = mixture([60] * 5, 5)
+    x, labels = np.concatenate([x, np.full((1, 16), 25, np.float32)]), np.append(labels, -1)
+    with pytest.warns(Unsure, match="1 item is unlike the seen classes"):
+        found = discover(x, labels)
+    assert found.n_novel == 1
+    assert np.flatnonzero(found.is_novel).tolist() == [300]
+
+
+def test_one_seen_class_is_enough_to_find_the_rest():
+    x, targets, labels = mixture([60, 60, 60], 1, distance=14.0)
+    with pytest.warns(Unsure, match="only 0 is labelled"):
+        found = discover(x, labels)
+    assert found.n_seen == 1
+    assert 1 <= found.n_novel <= 4
+    assert found.is_novel[targets > 0].mean() > 0.9
+    assert found.is_novel[(targets == 0) & (labels < 0)].mean() < 0.3
+
+
+def test_two_labels_per_class_are_said_to_be_few_and_the_number_to_be_uncertain():
+    x, _, labels = mixture([40] * 6, 4, share=0.05)
+    with (
+        pytest.warns(Unsure, match="4 of 4 seen classes have fewer than 3 labelled items"),
+        pytest.warns(Unsure, match="the number of novel classes is uncertain"),
+    ):
+        found = discover(x, labels)
+    assert found.n_novel <= 8
+
+
+def test_wrong_labels_are_no_reason_to_fail():
+    """Class 0 is labelled by items of what is novel."""
+    x, targets, labels = mixture([60] * 7, 5)
+    labels[(targets == 0) & (labels == 0)] = -1
+    labels[np.flatnonzero(targets == 5)[:4]] = 0
+    labels[np.flatnonzero(targets == 6)[:4]] = 0
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        found = discover(x, labels)
+    assert found.n_novel >= 1
+    assert all(isinstance(w.message, Unsure | NothingToDiscover) for w in caught)
+
+
+@IGNORED
+def test_neither_the_order_of_items_nor_a_rotation_of_features_decides_anything():
+    x, _, labels = mixture([60, 30, 40, 50, 20, 90, 45], 4)
+    rng = np.random.default_rng(1)
+    order = rng.permutation(len(x))
+    turn = np.linalg.qr(rng.normal(size=(16, 16)))[0]
+    reference = discover(x, labels, features=x)
+    shuffled = discover(x[order], labels[order], features=x[order])
+    turned = discover(x, labels, features=x @ turn)
+    for found, rows in ((shuffled, order), (turned, np.arange(len(x)))):
+        assert found.n_novel == reference.n_novel
+        assert found.n_novel_interval == reference.n_novel_interval
+        assert (found.clusters == reference.clusters[rows]).mean() > 0.99
+        assert np.allclose(found.confidence, reference.confidence[rows], atol=0.02)
+
+
+@IGNORED
+def test_the_same_seed_gives_the_same():
+    x, _, labels = mixture([60, 30, 40, 50, 20, 90, 45], 4, distance=4.0)
+    a, b = (discover(x, labels, seed=3) for _ in range(2))
+    assert np.array_equal(a.assignment, b.assignment)
+    assert np.array_equal(a.confidence, b.confidence)
+
+
+def test_two_clusters_are_one_class_as_bayes_has_it():
+    """The log ratio equals that of the joint densities of two means, with covariance b or without."""
+    from scipy.stats import multivariate_normal
+
+    rng = np.random.default_rng(0)
+    a, c, b = rng.normal(size=5), rng.normal(size=(1, 5)), rng.random(5) + 0.1
+    expected = 0.0
+    for i in range(5):
+        apart = np.diag([b[i] + 1 / 3, b[i] + 1 / 7])
+        same = apart + b[i] * (1 - np.eye(2))
+        pair = [a[i], c[0, i]]
+        expected += multivariate_normal.logpdf(pair, cov=same) - multivariate_normal.logpdf(pair, cov=apart)
+    assert np.isclose(log_same(a, 3, c, np.array([7.0]), b)[0], expected)
+
+
+def test_a_class_with_many_items_predicts_as_its_gaussian_does():
+    from scipy.stats import norm
+
+    y, b = np.array([[0.3, -1.0]]), np.array([2.0, 0.5])
+    mixed = Mixture(np.array([[1.0, 1.0], [0.0, 0.0]]), np.array([1e9, 1e9]), b, 2)
+    joint = mixed.log_joint(y)[0]
+    expected = norm.logpdf(y[0], 1).sum() - norm.logpdf(y[0], 0).sum()
+    assert np.isclose(joint[0] - joint[1], expected)
+    new = norm.logpdf(y[0], 0, np.sqrt(1 + b)).sum() - norm.logpdf(y[0], 1).sum()
+    assert np.isclose(mixed.log_new(y)[0] - (joint[0] - np.log1p(1e9)), new)
+
+
+def test_pieces_are_merged_to_the_clusters_that_are_there():
+    rng = np.random.default_rng(0)
+    sizes = [200, 30, 9]
+    y = np.repeat(10 * np.eye(3, 4), sizes, axis=0) + rng.normal(size=(239, 4))
+    clusters = Pieces(y, np.full(4, 20.0)).merged(grain=2.0)
+    assert sorted(np.bincount(clusters).tolist(), reverse=True) == sizes
+    assert len(set(Pieces(y, np.full(4, 20.0)).merged(2.0, 2))) == 2
