@@ -137,21 +137,3 @@ def unit_feature_map(n_features: int) -> FeatureMap:
     feature_map = FeatureMap(n_features, n_features)
     feature_map.components.copy_(torch.eye(n_features))
     return feature_map
-
-
-def discriminant_map(labelled: Tensor, membership: Tensor, some: Tensor, n_features: int) -> Tensor:
-    """Return directions (F, d), d <= n_features, in which classes differ more than their items.
-
-    Whitens within the classes of labelled (n, F), whose membership (n, C) has rows that sum to one, and takes the
-    principal components of some (s, F) of all items, because classes without labels have their own directions.
-    """
-    weights = membership / membership.sum(dim=0).clamp(min=1e-12)  # (n, C), columns sum to one
-    residual = labelled - membership @ (weights.T @ labelled)
-    scatter = residual.T @ residual / len(residual)
-    mean_variance = scatter.diagonal().mean().clamp(min=1e-12)
-    values, vectors = torch.linalg.eigh(scatter + mean_variance * torch.eye(len(scatter)).to(scatter))
-    whitening = vectors / values.sqrt()  # (F, F)
-    spread = (some - some.mean(dim=0)) @ whitening
-    _, _, directions = torch.linalg.svd(spread.T @ spread)
-    found: Tensor = whitening @ directions[:n_features].T
-    return found
