@@ -84,6 +84,7 @@ class Paper(Stoppable, CombEmb):
     """The paper's method, with its calibrated threshold and batch norm."""
 
     bits: int = 12
+    check: bool = False
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -69,7 +69,7 @@ class DeepMethod(Method):
         above=0,
     )
     check: bool = setting(
-        True,
+        False,
         "whether a second fit hides some seen classes, to estimate how well novel ones will be found; takes as long as "
         "the fit",
     )

@@ -74,7 +74,7 @@ def hidden_check(method: Interface, data: Loaded, progress: bool | None) -> Hidd
     Returns
     -------
     HiddenCheck or None
-        None if there are too few classes or labels, items have several labels, or several processes share the fit.
+        None if there are too few classes or labels for the method, items have several labels, or several processes share the fit.
     """
     labels, rng = data.labels, np.random.default_rng(method.seed)
     hidden = _hidden_classes(labels, rng) if processes.world_size() == 1 else np.zeros(0, np.int64)
@@ -84,6 +84,10 @@ def hidden_check(method: Interface, data: Loaded, progress: bool | None) -> Hidd
     copy = type(method)(**{**method.get_params(), "check": False})
     copy.image_input_, copy.path_, copy.broken_ = method.image_input_, method.path_, method.broken_
     visible = data.relabelled(labels.hidden(is_unseen))
+    try:
+        copy.check_labels(visible.labels)
+    except ValueError:  # such as for fewer classes than meta-classes
+        return None
     copy._begin(visible, progress)
     copy.classes_ = visible.labels.classes
     copy._fit(visible, None, progress)

@@ -144,6 +144,10 @@ class CombEmb(DeepMethod, CodeMethod):
         0.3, "share of training in which the weights of Eq. 6 and 7 rise to their values; ours", at_least=0, at_most=1
     )
 
+    check: bool = setting(
+        True, "whether a second fit hides some seen classes, to estimate how well novel ones will be found"
+    )
+
     @classmethod
     def as_published(cls, bits: int, **settings: Any) -> Self:
         """Return the paper's own form: positives by Eq. 5 alone, Eq. 6 without temperature, no ramp, d = 12.

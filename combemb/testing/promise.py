@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import combemb
+from combemb.discovery.discovering import Unsure
 from combemb.discovery.result import Discovery
 from combemb.learning.codes import CodeMethod
 from combemb.learning.method import Method
@@ -39,7 +41,9 @@ class Promise:
     def verify(self, trial: Trial) -> None:
         """Raise `BrokenPromise` from any error that the check raises."""
         try:
-            self.check(trial)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Unsure)  # trials are small
+                self.check(trial)
         except Exception as error:
             kind = "" if isinstance(error, BrokenExpectation) else f"{type(error).__name__}: "
             how = f"{kind}{error}{_place(error) if kind else ''}"

@@ -23,7 +23,7 @@ from combemb.methods.itq import ITQ
 from combemb.system.machine import seeded
 from tests.pictures import IDS, LABELS, PIXELS, cached, write_folder
 
-QUICK = {"bits": 12, "epochs": 2, "batch_size": 36, "image_size": 16, "n_views": 2, "device": "cpu"}
+QUICK = {"bits": 12, "epochs": 2, "batch_size": 36, "image_size": 16, "n_views": 2, "device": "cpu", "check": False}
 
 
 class Stopped(CombEmb):

@@ -50,8 +50,8 @@ def test_predicting_before_discovering_reads_nothing(unreadable):
 
 
 def test_labels_are_checked_before_a_backbone_is_loaded():
-    with pytest.raises(ValueError, match="all 72 items are labelled"):
-        CombEmb(backbone="hf:/nowhere").fit(PIXELS, TARGETS)
+    with pytest.raises(ValueError, match="none of the 72 items is labelled"):
+        CombEmb(backbone="hf:/nowhere").fit(PIXELS, np.full(len(PIXELS), -1))
 
 
 def test_a_resume_with_other_settings_reads_nothing(tmp_path, unreadable):

@@ -92,7 +92,6 @@ def test_fields_that_make_no_sense_are_refused_before_the_fit(fields, message):
     ("kept", "fields", "message"),
     [
         ([], {}, "label"),
-        ([2], {}, "only one class has labels"),
         ([0, 1, 2], {"n_meta_classes": 4}, "found 3 seen classes, n_meta_classes=4 needs at least 4"),
     ],
 )
@@ -116,10 +115,13 @@ def test_meta_classes_are_as_many_as_suit_the_seen_classes_and_the_bits(n_seen, 
     assert method.embed(x).isfinite().all()
 
 
-def test_labels_without_gaps_are_refused():
-    x, _ = problem()
-    with pytest.raises(ValueError, match="add unlabelled items"):
-        CombEmb(**SMALL).fit(x, np.arange(200) % 5)
+def test_labels_of_all_items_or_of_one_class_are_learned_from():
+    x, labels = problem()
+    for given in (np.arange(200) % 5, np.where(labels == 2, 2, -1)):
+        method = CombEmb(**SMALL).fit(x, given)
+        assert method.embed(x).isfinite().all()
+        assert len(method.summary()) >= 4
+    assert "one seen class" in method.summary()[-1]
 
 
 # After a fit

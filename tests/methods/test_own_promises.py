@@ -7,7 +7,7 @@ from combemb import methods
 from tests.blobs import blobs
 
 BLOBS = blobs(4, 2, n_each=20, D=16)
-SMALL = {"combemb": {"bits": 12, "epochs": 3, "batch_size": 64}, "itq": {"bits": 12}}
+SMALL = {"combemb": {"bits": 12, "epochs": 3, "batch_size": 64, "check": False}, "itq": {"bits": 12}}
 
 
 @pytest.mark.parametrize("name", SMALL)
