@@ -113,7 +113,7 @@ def _number(sizes: np.ndarray, labels: np.ndarray, lesson: Lesson, most: int, is
     variance = np.array(
         [
             doubt * np.square(1 - lesson.agreement * (1 - 1 / np.median(counts))) + 0.25 / by_merging,
-            varies * (1 / by_merging + 1 / len(counts)) + np.square(share_error) + 0.02 + 0.1 / by_size,
+            varies * (1 / by_merging + 1 / len(counts)) + np.square(share_error) + 0.02 + 0.5 / by_size,
         ]
     )
     logs, weights = np.log([by_merging, by_size]), 1 / variance
