@@ -21,7 +21,7 @@ TEMPERATURES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05)
 DEFAULT_TEMPERATURE = 0.25
 GUESS = 0.65, 0.25  # share of the unlabelled items that belong to seen classes, and its error, before any evidence
 MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; classes far apart need no flat slope
-PRIOR_ITEMS = 4.0  # weight of the guess at slope and offset, in items
+PRIOR_ITEMS = 1.0  # weight of the guess at slope and offset, in items
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
 

@@ -112,8 +112,8 @@ def _number(sizes: np.ndarray, labels: np.ndarray, lesson: Lesson, most: int, is
     doubt = 1 if np.median(counts) > 2 else 4  # two items of a hidden class show little of how it should be merged
     variance = np.array(
         [
-            doubt * np.square(1 - lesson.agreement * (1 - 1 / np.median(counts))) + 0.25 / by_merging,
-            varies * (1 / by_merging + 1 / len(counts)) + np.square(share_error) + 0.02 + 0.1 / by_size,
+            doubt * np.square(1 - lesson.agreement * (1 - 1 / np.median(counts))) + 0.1 / by_merging,
+            varies * (1 / by_merging + 1 / len(counts)) + np.square(share_error) + 0.02 + 0.2 / by_size,
         ]
     )
     logs, weights = np.log([by_merging, by_size]), 1 / variance
