@@ -74,7 +74,8 @@ def hidden_check(method: Interface, data: Loaded, progress: bool | None) -> Hidd
     Returns
     -------
     HiddenCheck or None
-        None if there are too few classes or labels for the method, items have several labels, or several processes share the fit.
+        None if there are too few classes or labels for the method, items have several labels, or several processes
+        share the fit.
     """
     labels, rng = data.labels, np.random.default_rng(method.seed)
     hidden = _hidden_classes(labels, rng) if processes.world_size() == 1 else np.zeros(0, np.int64)
