@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import expit, log_softmax
 
+MARGIN = 3.0  # log-odds by which a novel class must be likelier than a seen one to count regardless of the offset
+MAX_PROBABILITY = np.float32(1 - 1e-6)  # only labelled items are certain
 BLOCK_ROWS = 8_192  # rows compared with all classes at a time, which bounds the memory
 
 
@@ -62,17 +64,29 @@ class Mixture:
         return np.asarray(new - seen.max(axis=1) + np.log((self.counts[: self.n_seen] + 1).sum()))
 
     def novelty(self, y: np.ndarray) -> np.ndarray:
-        """Return the calibrated log-odds that points belong to no seen class; 0 without seen classes."""
-        if self.n_seen == 0:
-            return np.zeros(len(y))
-        return np.asarray(self.slope * self.novelty_ratio(y, self.log_joint(y)) + self.offset)
+        """Return the log-odds that points belong to no seen class; 0 without seen classes."""
+        return self._log_odds(y, self.log_joint(y)) if self.n_seen > 0 else np.zeros(len(y))
+
+    def _log_odds(self, y: np.ndarray, joint: np.ndarray) -> np.ndarray:
+        """Return the calibrated log-odds of novelty, or those of a novel class that was found if these are clearer.
+
+        Where classes are far apart, hidden ones leave the offset anywhere in a wide gap; a comparison of two classes
+        does not need it.
+        """
+        log_odds = self.slope * self.novelty_ratio(y, joint) + self.offset
+        seen, novel = np.split(joint, [self.n_seen], axis=1)
+        if novel.shape[1] > 0:
+            shares = [np.log((counts + 1).sum()) for counts in np.split(self.counts, [self.n_seen])]
+            found = novel.max(axis=1) - shares[1] - seen.max(axis=1) + shares[0]
+            log_odds = np.maximum(log_odds, self.temperature * found - MARGIN)
+        return np.asarray(log_odds)
 
     def posterior(self, y: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (n, K)."""
         joint, K = self.log_joint(y), len(self.means)
         if self.n_seen in (0, K):
             return np.asarray(np.exp(log_softmax(self.temperature * joint, axis=1)))
-        is_novel = expit(self.slope * self.novelty_ratio(y, joint) + self.offset)[:, None]
+        is_novel = expit(self._log_odds(y, joint))[:, None]
         parts = [log_softmax(self.temperature * part, axis=1) for part in np.split(joint, [self.n_seen], axis=1)]
         return np.concatenate([(1 - is_novel) * np.exp(parts[0]), is_novel * np.exp(parts[1])], axis=1)
 
@@ -86,7 +100,7 @@ class Mixture:
             is_other = (np.arange(posterior.shape[1]) < self.n_seen) != (seen >= 0.5)[:, None]
             classes[rows] = np.where(is_other, -1, posterior).argmax(axis=1)
             probability[rows] = np.take_along_axis(posterior, classes[rows][:, None], axis=1)[:, 0]
-        return classes, probability
+        return classes, np.minimum(probability, MAX_PROBABILITY)
 
     def take(self, order: np.ndarray) -> "Mixture":
         """Return the mixture with its classes in this order."""
