@@ -79,7 +79,7 @@ def discover(
     >>> z = np.repeat([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], 20, axis=0) + np.random.default_rng(0).normal(size=(60, 2))
     >>> found = discover(z, ["cat"] * 10 + [None] * 10 + ["dog"] * 10 + [None] * 30)
     >>> found
-    Discovery(60 items: 2 seen classes, 1 novel)
+    Discovery(60 items: 2 seen classes, 1 (1 to 2) novel)
     >>> found.predict([[0.0, 8.0], [1.0, 0.0]]).tolist()
     ['novel-1', 'cat']
     """

@@ -79,7 +79,7 @@ def test_nothing_is_shown_where_nobody_looks(wish, often, capsys):
 @pytest.mark.parametrize("wish", [None, False])
 def test_methods_are_silent_where_nobody_looks(wish, often, capsys):
     x, labels = toy_data()
-    for method in (CombEmb(bits=12, epochs=2, batch_size=64), ITQ(bits=12)):
+    for method in (CombEmb(bits=12, epochs=2, batch_size=64, check=False), ITQ(bits=12)):
         method.fit(x, labels, progress=wish).embed(x, progress=wish)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
@@ -88,7 +88,7 @@ def test_methods_are_silent_where_nobody_looks(wish, often, capsys):
 def test_a_wish_for_silence_holds_on_a_terminal(often):
     x, labels = toy_data()
     with terminal() as written:
-        CombEmb(bits=12, epochs=2, batch_size=64).fit(x, labels, progress=False)
+        CombEmb(bits=12, epochs=2, batch_size=64, check=False).fit(x, labels, progress=False)
         assert written() == ""
 
 
@@ -120,7 +120,7 @@ def test_lines_come_no_more_often_than_agreed(capsys, monkeypatch):
 
 def test_training_shows_its_terms_on_lines_that_are_whole(often, capsys):
     x, labels = toy_data()
-    CombEmb(bits=12, epochs=2, batch_size=64).fit(x, labels, progress=True)
+    CombEmb(bits=12, epochs=2, batch_size=64, check=False).fit(x, labels, progress=True)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("training")]
     number = r"-?\d+\.\d{3}"
     whole = re.compile(
