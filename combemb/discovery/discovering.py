@@ -122,9 +122,10 @@ def _found(
         components = Components.fit(items[rows], items is features)
         if components is not None:
             beside = z[rows] if items is features else None
-            lesson = learn(components, classes, beside, seed, progress)
-            points, y, seen = seen_mixture(components, classes)
-            found = find_novel(y, classes, seen, lesson, z=beside, number=number, seed=seed)
+            points, y, seen = seen_mixture(components, classes, seed)
+            evidence = seen.evidence(y, seen.log_joint(y))
+            lesson = learn(components, classes, evidence, beside, seed, progress)
+            found = find_novel(y, classes, evidence, seen, lesson, z=beside, number=number, seed=seed)
             return points, found.mixture, found.number
     return _plain(z, labels, number or ClassNumber(0, 0, 0), seed, progress)
 

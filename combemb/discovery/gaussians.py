@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import expit, log_softmax
 
+from combemb.discovery.regions import Regions
+
 MARGIN = 3.0  # log-odds by which a novel class must be likelier than a seen one to count regardless of the offset
 MAX_PROBABILITY = np.float32(1 - 1e-6)  # only labelled items are certain
 BLOCK_ROWS = 8_192  # rows compared with all classes at a time, which bounds the memory
@@ -31,6 +33,10 @@ class Mixture:
         Turn the log ratio "new class against best seen class" into log-odds, as learned on hidden seen classes.
     temperature : float
         Log-likelihoods count this much when they are compared; Gaussians in many dimensions are too sure.
+    local_slope : float
+        Weight of the evidence of `regions` in these log-odds.
+    regions : Regions, optional
+        Where labels are, and where they are not.
     """
 
     means: np.ndarray
@@ -40,6 +46,8 @@ class Mixture:
     slope: float = 1.0
     offset: float = 0.0
     temperature: float = 1.0
+    local_slope: float = 0.0
+    regions: Regions | None = None
 
     def log_joint(self, y: np.ndarray) -> np.ndarray:
         """Return the log-density of points (n, d) in each class times its share, (n, K), without shared constants."""
@@ -63,6 +71,11 @@ class Mixture:
             new = np.maximum(new, novel.max(axis=1) - np.log((self.counts[self.n_seen :] + 1).sum()))
         return np.asarray(new - seen.max(axis=1) + np.log((self.counts[: self.n_seen] + 1).sum()))
 
+    def evidence(self, y: np.ndarray, joint: np.ndarray) -> np.ndarray:
+        """Return the evidence of novelty (n, 2): the log ratio of the Gaussians, and that of the regions."""
+        local = self.regions.evidence(y) if self.regions is not None else np.zeros(len(y))
+        return np.stack([self.novelty_ratio(y, joint), local], axis=1)
+
     def novelty(self, y: np.ndarray) -> np.ndarray:
         """Return the log-odds that points belong to no seen class; 0 without seen classes."""
         return self._log_odds(y, self.log_joint(y)) if self.n_seen > 0 else np.zeros(len(y))
@@ -73,7 +86,7 @@ class Mixture:
         Where classes are far apart, hidden ones leave the offset anywhere in a wide gap; a comparison of two classes
         does not need it.
         """
-        log_odds = self.slope * self.novelty_ratio(y, joint) + self.offset
+        log_odds = self.evidence(y, joint) @ np.array([self.slope, self.local_slope]) + self.offset
         seen, novel = np.split(joint, [self.n_seen], axis=1)
         if novel.shape[1] > 0:
             shares = [np.log((counts + 1).sum()) for counts in np.split(self.counts, [self.n_seen])]

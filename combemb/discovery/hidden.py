@@ -10,6 +10,7 @@ from scipy.special import log_softmax
 from combemb.discovery.gaussians import Mixture
 from combemb.discovery.merging import Pieces
 from combemb.discovery.points import Components, Points, class_means
+from combemb.discovery.regions import Regions
 from combemb.system.progress import tracked
 
 FOLDS = 4
@@ -22,6 +23,7 @@ DEFAULT_TEMPERATURE = 0.25
 GUESS = 0.65, 0.25  # share of the unlabelled items that belong to seen classes, and its error, before any evidence
 MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; classes far apart need no flat slope
 PRIOR_ITEMS = 1.0  # weight of the guess at slope and offset, in items
+LOCAL_SLOPE = 0.5  # guess at the weight of the regions
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
 
@@ -42,6 +44,7 @@ class Lesson:
     """
 
     slope: float
+    local_slope: float
     offset: float
     temperature: float
     seen_share: float
@@ -52,10 +55,10 @@ class Lesson:
 
 @dataclass(frozen=True, eq=False)
 class _Fold:
-    """A model that knows some classes only; ratios (N,) of all items, and which are hidden or tested."""
+    """A model that knows some classes only; its evidence (N, 2) on all items, and which are hidden or tested."""
 
     y: np.ndarray
-    ratio: np.ndarray
+    evidence: np.ndarray
     between: np.ndarray
     is_hidden: np.ndarray
     is_tested: np.ndarray
@@ -63,16 +66,22 @@ class _Fold:
     losses: np.ndarray  # of the tested items, for each temperature
 
 
-def seen_mixture(components: Components, labels: np.ndarray) -> tuple[Points, np.ndarray, Mixture]:
+def seen_mixture(components: Components, labels: np.ndarray, seed: int) -> tuple[Points, np.ndarray, Mixture]:
     """Return what makes points for labels 0 to C-1 (N,), -1 if unlabelled, the points (N, d), and the seen classes."""
     points, y = components.points(labels)
     rows, C = labels >= 0, int(labels.max()) + 1
     counts = np.bincount(labels[rows], minlength=C)
-    return points, y, Mixture(class_means(y[rows], labels[rows], C), counts, points.between, C)
+    regions = Regions.fit(y, rows, seed)
+    return points, y, Mixture(class_means(y[rows], labels[rows], C), counts, points.between, C, regions=regions)
 
 
 def learn(
-    components: Components, labels: np.ndarray, z: np.ndarray | None, seed: int = 0, progress: bool | None = False
+    components: Components,
+    labels: np.ndarray,
+    evidence: np.ndarray,
+    z: np.ndarray | None,
+    seed: int = 0,
+    progress: bool | None = False,
 ) -> Lesson:
     """Hide each seen class once and learn from it.
 
@@ -82,6 +91,8 @@ def learn(
         Of the features, which must not have been trained on these labels.
     labels : int array of shape (N,)
         Classes 0 to C-1, or -1 if unlabelled; at least one item is labelled.
+    evidence : array of shape (N, 2)
+        Of novelty, by the mixture of all seen classes.
     z : array of shape (N, D), optional
         Embeddings, which are clustered together with the features.
     seed, progress : int, bool, optional
@@ -93,15 +104,15 @@ def learn(
     """
     n_folds = min(FOLDS, int(labels.max()) + 1)
     folds = list(tracked(_folds(components, labels, n_folds, seed), "hiding classes", n_folds, progress))
-    seen = np.concatenate([f.ratio[f.is_tested] for f in folds])
-    hidden = np.concatenate([f.ratio[f.is_hidden] for f in folds])
-    slope_guess = float(2 / np.clip(np.mean([f.ratio.std() for f in folds]), 2, MAX_SPREAD))
-    slope, offset = _calibrated(seen, hidden, slope_guess)
-    share, error = _share(components, labels, folds, len(seen) + len(hidden), (slope, offset))
+    seen = np.concatenate([f.evidence[f.is_tested] for f in folds])
+    hidden = np.concatenate([f.evidence[f.is_hidden] for f in folds])
+    slope_guess = float(2 / np.clip(np.mean([f.evidence[:, 0].std() for f in folds]), 2, MAX_SPREAD))
+    line = _calibrated(seen, hidden, np.array([slope_guess, LOCAL_SLOPE]))
+    share, error = _share(evidence, labels, folds, len(seen) + len(hidden), line)
     losses = np.sum([f.losses for f in folds], axis=0)
     temperature = TEMPERATURES[int(losses.argmin())] if np.any(losses) else DEFAULT_TEMPERATURE
-    grain, agreement = _best_grain(folds, labels, z, (slope, offset), seed)
-    return Lesson(slope, offset, temperature, share, error, grain, agreement)
+    grain, agreement = _best_grain(folds, labels, z, line, seed)
+    return Lesson(*line.tolist(), temperature, share, error, grain, agreement)
 
 
 def _folds(components: Components, labels: np.ndarray, n_folds: int, seed: int) -> Iterator[_Fold]:
@@ -119,32 +130,37 @@ def _folds(components: Components, labels: np.ndarray, n_folds: int, seed: int) 
             is_tested[rng.permutation(rows)[:n]] = True
         _, known = np.unique(np.where(is_hidden | is_tested, -1, labels), return_inverse=True)
         known = known - 1 if (is_hidden | is_tested | (labels < 0)).any() else known
-        _, y, mixture = seen_mixture(components, known)
+        _, y, mixture = seen_mixture(components, known, seed)
         joint = mixture.log_joint(y)
         place = np.cumsum(is_visible) - 1
         right = np.flatnonzero(is_tested), place[labels[is_tested]]
         losses = np.array([-log_softmax(t * joint, axis=1)[right].sum() for t in TEMPERATURES])
-        ratio = mixture.novelty_ratio(y, joint)
+        evidence = mixture.evidence(y, joint)
         share = counts[is_visible].sum() / counts.sum()
-        yield _Fold(y.astype(np.float32), ratio, mixture.between, is_hidden, is_tested, share, losses)
+        yield _Fold(y.astype(np.float32), evidence, mixture.between, is_hidden, is_tested, share, losses)
 
 
-def _calibrated(seen: np.ndarray, hidden: np.ndarray, slope: float) -> tuple[float, float]:
-    """Return slope and offset of the log-odds by logistic regression, both kinds with the same weight.
+def _calibrated(seen: np.ndarray, hidden: np.ndarray, slopes: np.ndarray) -> np.ndarray:
+    """Return both slopes and the offset of the log-odds by logistic regression, both kinds with the same weight.
 
-    The model's own zero and the guessed slope count as a few items, so that few labels move them little.
+    The model's own zero and the guessed slopes count as a few items, so that few labels move them little.
     """
     if len(hidden) == 0:
-        return slope, -slope * max(float(np.quantile(seen, ONE_CLASS_SHARE)), 0) if len(seen) else 0.0
-    x, y = np.append(seen, hidden) * slope, np.repeat([0.0, 1.0], [len(seen), len(hidden)])
+        return np.append(slopes, -max(float(np.quantile(seen @ slopes, ONE_CLASS_SHARE)), 0) if len(seen) else 0.0)
+    x, y = np.concatenate([seen, hidden]) * slopes, np.repeat([0.0, 1.0], [len(seen), len(hidden)])
     weight = np.where(y == 1, 0.5 / len(hidden), 0.5 / max(len(seen), 1)) * len(x)
 
     def loss(v: np.ndarray) -> float:
-        fit = np.logaddexp(0, np.where(y == 1, -1, 1) * (np.exp(v[0]) * x + v[1]))
-        return float(weight @ fit + PRIOR_ITEMS * (np.square(v[0]) + np.square(v[1]) / 4))
+        fit = np.logaddexp(0, np.where(y == 1, -1, 1) * (x @ np.exp(v[:2]) + v[2]))
+        return float(weight @ fit + PRIOR_ITEMS * (np.square(v[:2]).sum() + np.square(v[2]) / 4))
 
-    best = minimize(loss, np.zeros(2), method="Nelder-Mead").x
-    return slope * float(np.exp(best[0])), float(best[1])
+    best = minimize(loss, np.zeros(3), method="Nelder-Mead").x
+    return np.append(slopes * np.exp(best[:2]), best[2])
+
+
+def log_odds(evidence: np.ndarray, line: np.ndarray) -> np.ndarray:
+    """Return the log-odds (n,) of novelty, for evidence (n, 2), two slopes and an offset."""
+    return np.asarray(evidence @ line[:2] + line[2])
 
 
 def _seen_share(log_odds: np.ndarray) -> float:
@@ -156,22 +172,21 @@ def _seen_share(log_odds: np.ndarray) -> float:
 
 
 def _share(
-    components: Components, labels: np.ndarray, folds: list[_Fold], n_judged: int, line: tuple[float, float]
+    evidence: np.ndarray, labels: np.ndarray, folds: list[_Fold], n_judged: int, line: np.ndarray
 ) -> tuple[float, float]:
     """Return the share of the unlabelled items that belong to seen classes, and its standard error.
 
     Each fold estimates the share of its visible classes, and so does the model of all classes, whose scores are a
     little off, as the calibration was learned with fewer classes. A guess counts where labels are too few for both.
     """
-    (slope, offset), (_, y, mixture) = line, seen_mixture(components, labels)
     is_free = labels < 0
     if not is_free.any():
         return 1.0, 0.0
     noise = 1 / np.sqrt(max(n_judged, 1))
-    ratio = mixture.novelty_ratio(y, mixture.log_joint(y))
-    means, errors = [GUESS[0], _seen_share(slope * ratio[is_free] + offset)], [GUESS[1], 0.12 + noise]
-    if len(folds) > 1 and np.median(mixture.counts) > 2:  # of two labels, a fold that tests one leaves a single one
-        shares = [_seen_share(slope * f.ratio[is_free] + offset) / f.visible_share for f in folds]
+    counts = np.bincount(labels[~is_free])
+    means, errors = [GUESS[0], _seen_share(log_odds(evidence[is_free], line))], [GUESS[1], 0.12 + noise]
+    if len(folds) > 1 and np.median(counts) > 2:  # of two labels, a fold that tests one leaves a single one
+        shares = [_seen_share(log_odds(f.evidence[is_free], line)) / f.visible_share for f in folds]
         middle = float(np.median(shares))  # where the largest class is hidden, the share of the others says little
         means.append(min(middle, 1.0))
         errors.append(1.5 * float(np.median(np.abs(shares - np.array(middle)))) / np.sqrt(len(folds)) + 0.5 * noise)
@@ -180,14 +195,14 @@ def _share(
 
 
 def _best_grain(
-    folds: list[_Fold], labels: np.ndarray, z: np.ndarray | None, line: tuple[float, float], seed: int
+    folds: list[_Fold], labels: np.ndarray, z: np.ndarray | None, line: np.ndarray, seed: int
 ) -> tuple[float, float]:
     """Return the grain whose clusters agree best with the hidden classes, and how well they do."""
     from sklearn.metrics import adjusted_rand_score  # noqa: PLC0415 - takes a second
 
     found = np.zeros((0, len(GRAINS)))
     for fold in folds:
-        is_called = (line[0] * fold.ratio + line[1] > 0) & ((labels < 0) | fold.is_hidden | fold.is_tested)
+        is_called = (log_odds(fold.evidence, line) > 0) & ((labels < 0) | fold.is_hidden | fold.is_tested)
         rows = np.flatnonzero(is_called)[:: -(-max(int(is_called.sum()), 1) // MAX_MERGED_ITEMS)]
         is_judged = fold.is_hidden[rows]
         if is_judged.sum() < 2:

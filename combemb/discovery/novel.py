@@ -30,6 +30,7 @@ class Found:
 def find_novel(
     y: np.ndarray,
     labels: np.ndarray,
+    evidence: np.ndarray,
     seen: Mixture,
     lesson: Lesson,
     *,
@@ -41,8 +42,8 @@ def find_novel(
 
     Parameters
     ----------
-    y, labels : arrays of shape (N, d) and (N,)
-        Points, and classes 0 to C-1 or -1 if unlabelled.
+    y, labels, evidence : arrays of shape (N, d), (N,) and (N, 2)
+        Points, classes 0 to C-1 or -1 if unlabelled, and evidence of novelty by the seen classes.
     seen : Mixture
         The seen classes.
     lesson : Lesson
@@ -59,7 +60,8 @@ def find_novel(
     Found
     """
     free = np.flatnonzero(labels < 0)
-    log_odds = lesson.slope * seen.novelty_ratio(y[free], seen.log_joint(y[free])) + lesson.offset
+    seen = replace(seen, slope=lesson.slope, local_slope=lesson.local_slope, temperature=lesson.temperature)
+    log_odds = evidence[free] @ np.array([lesson.slope, lesson.local_slope]) + lesson.offset
     share = min(max(lesson.seen_share, 1 - MAX_SHARE), MAX_SHARE)
     threshold = CAUTION * np.log(share / (1 - share))
     if len(free) > 0:  # never call more items novel than there should be
@@ -67,7 +69,7 @@ def find_novel(
     is_none = number is None and 1 - lesson.seen_share <= max(ERRORS * lesson.share_error, MIN_NOVEL)
     if is_none:
         threshold = OBVIOUS
-    seen = replace(seen, slope=lesson.slope, offset=lesson.offset - threshold, temperature=lesson.temperature)
+    seen = replace(seen, offset=lesson.offset - threshold)
     n_least = number.n if number is not None else 0
     if n_least == 0 and (number is not None or not (log_odds > threshold).any()):
         high = round((1 - lesson.seen_share + ERRORS * lesson.share_error) * len(free) / _seen_size(labels, lesson))

@@ -14,11 +14,12 @@ from safetensors import SafetensorError, safe_open
 
 from combemb.discovery.gaussians import Mixture
 from combemb.discovery.points import BLOCK_ROWS, Points
+from combemb.discovery.regions import Regions
 from combemb.system.arrays import Array
 from combemb.system.errors import require
 from combemb.system.files import write_tensors
 
-FORMAT = 2
+FORMAT = 3
 NEITHER = "neither"
 
 
@@ -173,6 +174,8 @@ class Discovery:
         arrays = {name: getattr(self, name) for name in ARRAYS}
         arrays |= {"mean": self.points.mean, "matrix": self.points.matrix, "between": self.points.between}
         arrays |= {"means": self.mixture.means, "counts": self.mixture.counts}
+        regions = self.mixture.regions or Regions.none(len(self.points.between))
+        arrays |= {name: getattr(regions, field) for name, field in REGION_ARRAYS.items()}
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
         write_tensors(path, tensors, {"discovery": json.dumps(about)})
 
@@ -185,9 +188,11 @@ class Discovery:
                 if about["format"] != FORMAT:
                     raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
                 arrays = {name: file.get_tensor(name) for name in ARRAYS}
+                regions = Regions(*(file.get_tensor(name) for name in REGION_ARRAYS))
                 mean, matrix, between, means, counts = map(file.get_tensor, MODEL_ARRAYS)
             points = Points(mean, matrix, between, about["has_features"], about["length"])
-            mixture = Mixture(means, counts, between, about["n_seen"], *(about[name] for name in CALIBRATION))
+            calibration = {name: about[name] for name in CALIBRATION}
+            mixture = Mixture(means, counts, between, about["n_seen"], **calibration, regions=regions)
             names = np.array([*about["names"], None], dtype=object)[:-1]
             low, high = about["n_novel_interval"]
             found = cls(
@@ -218,7 +223,8 @@ class Discovery:
 
 ARRAYS = ("assignment", "nearest", "distance", "confidence", "is_labelled", "centres", "spreads")
 MODEL_ARRAYS = ("mean", "matrix", "between", "means", "counts")
-CALIBRATION = ("slope", "offset", "temperature")
+REGION_ARRAYS = {"region_centres": "centres", "region_labelled": "labelled", "region_free": "free"}
+CALIBRATION = ("slope", "local_slope", "offset", "temperature")
 
 
 def free_names(word: str, taken: set[Any], bare: bool = False) -> Iterator[str]:
