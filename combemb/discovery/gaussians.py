@@ -58,6 +58,11 @@ class Mixture:
         squares += (np.square(centres) / variances).sum(axis=1)
         return np.asarray(-(squares + np.log(variances).sum(axis=1)) / 2 + np.log1p(self.counts))
 
+    def tempered(self, joint: np.ndarray, temperature: float) -> np.ndarray:
+        """Return the joint log-density (n, K) with tempered densities, but with the shares of classes as they are."""
+        shares = np.log1p(self.counts)
+        return np.asarray(temperature * (joint - shares) + shares)
+
     def log_new(self, y: np.ndarray) -> np.ndarray:
         """Return the log-density of points in a class without any item, with the share of the mean seen class."""
         variances = 1 + self.between
@@ -97,10 +102,11 @@ class Mixture:
     def posterior(self, y: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (n, K)."""
         joint, K = self.log_joint(y), len(self.means)
+        tempered = self.tempered(joint, self.temperature)
         if self.n_seen in (0, K):
-            return np.asarray(np.exp(log_softmax(self.temperature * joint, axis=1)))
+            return np.asarray(np.exp(log_softmax(tempered, axis=1)))
         is_novel = expit(self._log_odds(y, joint))[:, None]
-        parts = [log_softmax(self.temperature * part, axis=1) for part in np.split(joint, [self.n_seen], axis=1)]
+        parts = [log_softmax(part, axis=1) for part in np.split(tempered, [self.n_seen], axis=1)]
         return np.concatenate([(1 - is_novel) * np.exp(parts[0]), is_novel * np.exp(parts[1])], axis=1)
 
     def assign(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

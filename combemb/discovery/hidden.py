@@ -24,6 +24,7 @@ GUESS = 0.65, 0.25  # share of the unlabelled items that belong to seen classes,
 MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; classes far apart need no flat slope
 PRIOR_ITEMS = 1.0  # weight of the guess at slope and offset, in items
 LOCAL_SLOPE = 0.5  # guess at the weight of the regions
+MAX_LOST = 0.06  # of the items of seen classes, which would be put right, but are called novel
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
 
@@ -35,6 +36,9 @@ class Lesson:
     ----------
     slope, offset : float
         Turn the novelty ratio of `Mixture` into log-odds, for as many items of seen as of novel classes.
+    threshold : float
+        Least log-odds that an item must exceed to be called novel: with less, too many items of seen classes that are
+        put into the right one would be lost.
     temperature : float
         That of `Mixture`.
     seen_share, share_error : float
@@ -46,6 +50,7 @@ class Lesson:
     slope: float
     local_slope: float
     offset: float
+    threshold: float
     temperature: float
     seen_share: float
     share_error: float
@@ -62,6 +67,7 @@ class _Fold:
     between: np.ndarray
     is_hidden: np.ndarray
     is_tested: np.ndarray
+    is_right: np.ndarray  # whether the likeliest class of each tested item is its own
     visible_share: float  # of the labelled items
     losses: np.ndarray  # of the tested items, for each temperature
 
@@ -112,7 +118,9 @@ def learn(
     losses = np.sum([f.losses for f in folds], axis=0)
     temperature = TEMPERATURES[int(losses.argmin())] if np.any(losses) else DEFAULT_TEMPERATURE
     grain, agreement = _best_grain(folds, labels, z, line, seed)
-    return Lesson(*line.tolist(), temperature, share, error, grain, agreement)
+    is_right = np.concatenate([f.is_right for f in folds])
+    threshold = _threshold(log_odds(seen[is_right], line), len(seen)) if np.median(np.bincount(labels[labels >= 0])) > 2 else -np.inf
+    return Lesson(*line.tolist(), threshold, temperature, share, error, grain, agreement)
 
 
 def _folds(components: Components, labels: np.ndarray, n_folds: int, seed: int) -> Iterator[_Fold]:
@@ -133,11 +141,13 @@ def _folds(components: Components, labels: np.ndarray, n_folds: int, seed: int) 
         _, y, mixture = seen_mixture(components, known, seed)
         joint = mixture.log_joint(y)
         place = np.cumsum(is_visible) - 1
-        right = np.flatnonzero(is_tested), place[labels[is_tested]]
-        losses = np.array([-log_softmax(t * joint, axis=1)[right].sum() for t in TEMPERATURES])
+        right = np.arange(int(is_tested.sum())), place[labels[is_tested]]
+        tempered = [log_softmax(mixture.tempered(joint[is_tested], t), axis=1) for t in TEMPERATURES]
+        losses = np.array([-p[right].sum() for p in tempered])
+        is_right = tempered[int(losses.argmin())].argmax(axis=1) == right[1]
         evidence = mixture.evidence(y, joint)
         share = counts[is_visible].sum() / counts.sum()
-        yield _Fold(y.astype(np.float32), evidence, mixture.between, is_hidden, is_tested, share, losses)
+        yield _Fold(y.astype(np.float32), evidence, mixture.between, is_hidden, is_tested, is_right, share, losses)
 
 
 def _calibrated(seen: np.ndarray, hidden: np.ndarray, slopes: np.ndarray) -> np.ndarray:
@@ -161,6 +171,12 @@ def _calibrated(seen: np.ndarray, hidden: np.ndarray, slopes: np.ndarray) -> np.
 def log_odds(evidence: np.ndarray, line: np.ndarray) -> np.ndarray:
     """Return the log-odds (n,) of novelty, for evidence (n, 2), two slopes and an offset."""
     return np.asarray(evidence @ line[:2] + line[2])
+
+
+def _threshold(log_odds: np.ndarray, n_tested: int) -> float:
+    """Return the log-odds that at most `MAX_LOST` of the tested items exceed, given those that are put right."""
+    n_lost = int(MAX_LOST * n_tested)
+    return float(np.sort(log_odds)[::-1][n_lost]) if n_lost < len(log_odds) else -np.inf
 
 
 def _seen_share(log_odds: np.ndarray) -> float:

@@ -65,7 +65,7 @@ def find_novel(
     share = min(max(lesson.seen_share, 1 - MAX_SHARE), MAX_SHARE)
     threshold = CAUTION * np.log(share / (1 - share))
     if len(free) > 0:  # never call more items novel than there should be
-        threshold = max(threshold, min(float(np.quantile(log_odds, share)), MAX_THRESHOLD))
+        threshold = max(threshold, min(float(np.quantile(log_odds, share)), MAX_THRESHOLD), lesson.threshold)
     is_none = number is None and 1 - lesson.seen_share <= max(ERRORS * lesson.share_error, MIN_NOVEL)
     if is_none:
         threshold = OBVIOUS
