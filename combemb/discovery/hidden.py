@@ -24,6 +24,7 @@ GUESS = 0.65, 0.25  # share of the unlabelled items that belong to seen classes,
 MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; classes far apart need no flat slope
 PRIOR_ITEMS = 1.0  # weight of the guess at slope and offset, in items
 LOCAL_SLOPE = 0.5  # guess at the weight of the regions
+FEW_LABELS = 2  # of the median class
 MAX_LOST = 0.06  # of the items of seen classes, which would be put right, but are called novel
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
@@ -45,6 +46,8 @@ class Lesson:
         Share of the unlabelled items that belong to seen classes, and its standard error.
     grain, agreement : float
         Best grain of `Pieces.merged`, and how well its clusters agree with the hidden classes (adjusted Rand index).
+    has_few_labels : bool
+        Whether a fold that tests one item of a class usually leaves no more than one, so that folds teach little.
     """
 
     slope: float
@@ -56,6 +59,7 @@ class Lesson:
     share_error: float
     grain: float
     agreement: float
+    has_few_labels: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,13 +118,15 @@ def learn(
     hidden = np.concatenate([f.evidence[f.is_hidden] for f in folds])
     slope_guess = float(2 / np.clip(np.mean([f.evidence[:, 0].std() for f in folds]), 2, MAX_SPREAD))
     line = _calibrated(seen, hidden, np.array([slope_guess, LOCAL_SLOPE]))
-    share, error = _share(evidence, labels, folds, len(seen) + len(hidden), line)
+    has_few_labels = bool(np.median(np.bincount(labels[labels >= 0])) <= FEW_LABELS)
+    shared_by = folds if len(folds) > 1 and not has_few_labels else []
+    share, error = _share(evidence, labels, shared_by, len(seen) + len(hidden), line)
     losses = np.sum([f.losses for f in folds], axis=0)
     temperature = TEMPERATURES[int(losses.argmin())] if np.any(losses) else DEFAULT_TEMPERATURE
     grain, agreement = _best_grain(folds, labels, z, line, seed)
     is_right = np.concatenate([f.is_right for f in folds])
-    threshold = _threshold(log_odds(seen[is_right], line), len(seen)) if np.median(np.bincount(labels[labels >= 0])) > 2 else -np.inf
-    return Lesson(*line.tolist(), threshold, temperature, share, error, grain, agreement)
+    threshold = -np.inf if has_few_labels else _threshold(log_odds(seen[is_right], line), len(seen))
+    return Lesson(*line.tolist(), threshold, temperature, share, error, grain, agreement, has_few_labels)
 
 
 def _folds(components: Components, labels: np.ndarray, n_folds: int, seed: int) -> Iterator[_Fold]:
@@ -199,9 +205,8 @@ def _share(
     if not is_free.any():
         return 1.0, 0.0
     noise = 1 / np.sqrt(max(n_judged, 1))
-    counts = np.bincount(labels[~is_free])
     means, errors = [GUESS[0], _seen_share(log_odds(evidence[is_free], line))], [GUESS[1], 0.12 + noise]
-    if len(folds) > 1 and np.median(counts) > 2:  # of two labels, a fold that tests one leaves a single one
+    if len(folds) > 0:
         shares = [_seen_share(log_odds(f.evidence[is_free], line)) / f.visible_share for f in folds]
         middle = float(np.median(shares))  # where the largest class is hidden, the share of the others says little
         means.append(min(middle, 1.0))

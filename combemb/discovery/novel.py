@@ -10,6 +10,7 @@ from combemb.discovery.hidden import Lesson
 from combemb.discovery.kmeans import TooManyClusters
 from combemb.discovery.merging import Pieces
 from combemb.discovery.points import class_means
+from combemb.discovery.refining import refined
 
 ERRORS, MIN_NOVEL = 1.0, 0.04  # standard errors, and at least this share: fewer novel items are taken for none
 OBVIOUS = 7.0  # log-odds from which a single item is novel, whatever the share of novel items
@@ -80,7 +81,8 @@ def find_novel(
         clusters = pieces.merged(lesson.grain)
         number = _number(np.bincount(clusters), labels, lesson, len(np.unique(pieces.of_item)), is_none)
     clusters = pieces.merged(lesson.grain, number.n)
-    return Found(_joined(y[rows], clusters, seen), number)
+    found = _joined(y[rows], clusters, seen)
+    return Found(refined(found, y, labels) if lesson.has_few_labels else found, number)
 
 
 def _called(y: np.ndarray, log_odds: np.ndarray, threshold: float, n_least: int) -> np.ndarray:
@@ -111,7 +113,7 @@ def _number(sizes: np.ndarray, labels: np.ndarray, lesson: Lesson, most: int, is
     relative = np.concatenate([counts / counts.mean(), sizes / size])
     varies = np.square(relative - relative.mean()).mean() / np.square(relative.mean())
     share_error = lesson.share_error / max(1 - lesson.seen_share, 0.01)
-    doubt = 1 if np.median(counts) > 2 else 4  # two items of a hidden class show little of how it should be merged
+    doubt = 4 if lesson.has_few_labels else 1  # two items of a hidden class show little of how it should be merged
     variance = np.array(
         [
             doubt * np.square(1 - lesson.agreement * (1 - 1 / np.median(counts))) + 0.1 / by_merging,
