@@ -25,7 +25,7 @@ MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; class
 PRIOR_ITEMS = 1.0  # weight of the guess at slope and offset, in items
 LOCAL_SLOPE = 0.5  # guess at the weight of the regions
 FEW_LABELS = 2  # of the median class
-MAX_LOST = 0.06  # of the items of seen classes, which would be put right, but are called novel
+MAX_LOST = 0.07  # of the items of seen classes, which would be put right, but are called novel
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
 
@@ -125,7 +125,7 @@ def learn(
     temperature = TEMPERATURES[int(losses.argmin())] if np.any(losses) else DEFAULT_TEMPERATURE
     grain, agreement = _best_grain(folds, labels, z, line, seed)
     is_right = np.concatenate([f.is_right for f in folds])
-    threshold = -np.inf if has_few_labels else _threshold(log_odds(seen[is_right], line), len(seen))
+    threshold = -np.inf if has_few_labels else _threshold(log_odds(seen[is_right], line), len(seen), share)
     return Lesson(*line.tolist(), threshold, temperature, share, error, grain, agreement, has_few_labels)
 
 
@@ -179,9 +179,12 @@ def log_odds(evidence: np.ndarray, line: np.ndarray) -> np.ndarray:
     return np.asarray(evidence @ line[:2] + line[2])
 
 
-def _threshold(log_odds: np.ndarray, n_tested: int) -> float:
-    """Return the log-odds that at most `MAX_LOST` of the tested items exceed, given those that are put right."""
-    n_lost = int(MAX_LOST * n_tested)
+def _threshold(log_odds: np.ndarray, n_tested: int, seen_share: float) -> float:
+    """Return the log-odds that at most `MAX_LOST` of the tested items exceed, given those that are put right.
+
+    Where novel items outnumber the others, they crowd the regions of seen classes, and more is lost than was tested.
+    """
+    n_lost = int(MAX_LOST * min(np.sqrt(2 * seen_share), 1) * n_tested)
     return float(np.sort(log_odds)[::-1][n_lost]) if n_lost < len(log_odds) else -np.inf
 
 
