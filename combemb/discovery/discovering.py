@@ -124,7 +124,7 @@ def _found(
             beside = z[rows] if items is features else None
             points, y, seen = seen_mixture(components, classes, seed)
             evidence = seen.evidence(y, seen.log_joint(y))
-            lesson = learn(components, classes, evidence, beside, seed, progress)
+            lesson = learn(components, classes, evidence, beside, seed=seed, progress=progress)
             found = find_novel(y, classes, evidence, seen, lesson, z=beside, number=number, seed=seed)
             return points, found.mixture, found.number
     return _plain(z, labels, number or ClassNumber(0, 0, 0), seed, progress)

@@ -25,7 +25,7 @@ MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; class
 PRIOR_ITEMS = 1.0  # weight of the guess at slope and offset, in items
 LOCAL_SLOPE = 0.5  # guess at the weight of the regions
 FEW_LABELS = 2  # of the median class
-MAX_LOST = 0.07  # of the items of seen classes, which would be put right, but are called novel
+MAX_LOST = 0.06  # of the items of seen classes, which would be put right, but are called novel
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
 
@@ -35,8 +35,8 @@ class Lesson:
 
     Attributes
     ----------
-    slope, offset : float
-        Turn the novelty ratio of `Mixture` into log-odds, for as many items of seen as of novel classes.
+    slope, local_slope, offset : float
+        Turn the two kinds of evidence of `Mixture` into log-odds, for as many items of seen as of novel classes.
     threshold : float
         Least log-odds that an item must exceed to be called novel: with less, too many items of seen classes that are
         put into the right one would be lost.
@@ -90,6 +90,7 @@ def learn(
     labels: np.ndarray,
     evidence: np.ndarray,
     z: np.ndarray | None,
+    *,
     seed: int = 0,
     progress: bool | None = False,
 ) -> Lesson:
@@ -126,7 +127,19 @@ def learn(
     grain, agreement = _best_grain(folds, labels, z, line, seed)
     is_right = np.concatenate([f.is_right for f in folds])
     threshold = -np.inf if has_few_labels else _threshold(log_odds(seen[is_right], line), len(seen), share)
-    return Lesson(*line.tolist(), threshold, temperature, share, error, grain, agreement, has_few_labels)
+    slope, local_slope, offset = line.tolist()
+    return Lesson(
+        slope,
+        local_slope,
+        offset,
+        threshold,
+        temperature,
+        share,
+        error,
+        grain,
+        agreement,
+        has_few_labels=has_few_labels,
+    )
 
 
 def _folds(components: Components, labels: np.ndarray, n_folds: int, seed: int) -> Iterator[_Fold]:

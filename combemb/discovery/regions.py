@@ -1,7 +1,7 @@
 """Regions of the space and their labels: where few of many items are labelled, classes are probably novel.
 
-If the labelled items of a class are a random part of it, labels are as frequent everywhere in it. Items of a novel class
-have neighbours without labels. Unlike the Gaussians, this assumes no shape of a class.
+If the labelled items of a class are a random part of it, labels are as frequent everywhere in it. Items of a novel
+class have neighbours without labels. Unlike the Gaussians, this assumes no shape of a class.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ N_ITERATIONS = 15  # of k-means
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """R directions `centres` (R, d) of unit length, with numbers of labelled and unlabelled items `labelled`, `free` (R,)."""
+    """R directions `centres` (R, d), with the numbers `labelled` and `free` (R,) of labelled and unlabelled items."""
 
     centres: np.ndarray
     labelled: np.ndarray
@@ -48,7 +48,6 @@ class Regions:
             return np.zeros(len(y))
         cosines = _unit(y) @ self.centres.T
         weights = np.exp((cosines - cosines.max(axis=1, keepdims=True)) / WIDTH)
-        weights /= weights.max(axis=1, keepdims=True)
         odds = self.free.sum() / self.labelled.sum()
         free, labelled = weights @ self.free, weights @ self.labelled
         return np.asarray(np.log((free + PRIOR_LABELS * odds) / (labelled + PRIOR_LABELS) / odds))

@@ -8,6 +8,8 @@ import pytest
 from combemb.discovery import NothingToDiscover, Unsure, discover
 from combemb.discovery.gaussians import Mixture, log_same
 from combemb.discovery.merging import Pieces
+from combemb.discovery.refining import refined
+from combemb.discovery.regions import Regions
 
 IGNORED = pytest.mark.filterwarnings("ignore::combemb.system.errors.Note")
 
@@ -166,3 +168,53 @@ def test_pieces_are_merged_to_the_clusters_that_are_there():
     clusters = Pieces(y, np.full(4, 20.0)).merged(grain=2.0)
     assert sorted(np.bincount(clusters).tolist(), reverse=True) == sizes
     assert len(set(Pieces(y, np.full(4, 20.0)).merged(2.0, 2))) == 2
+
+
+@IGNORED
+def test_seen_items_stay_where_one_novel_class_outnumbers_them():
+    x, targets, labels = mixture([40, 20, 30, 24, 16, 500], 5, distance=6.0)
+    found = discover(x, labels)
+    seen = (labels < 0) & (targets < 5)
+    assert found.is_novel[seen].mean() < 0.1
+    assert (found.clusters[seen] == targets[seen]).mean() > 0.85
+    assert found.is_novel[targets == 5].mean() > 0.9
+
+
+def test_regions_without_labels_are_evidence_of_novelty():
+    """By hand: one region with 6 labels among 12 items, one with none among 12; half a label counts in each."""
+    regions = Regions(np.eye(2, dtype=np.float32), np.array([6.0, 0.0]), np.array([6.0, 12.0]))
+    seen, novel = regions.evidence(np.array([[5.0, 0.0], [0.0, 0.1]]))
+    odds = 18 / 6
+    assert np.isclose(seen, np.log((6 + odds / 2) / 6.5 / odds), atol=1e-4)
+    assert np.isclose(novel, np.log((12 + odds / 2) / 0.5 / odds), atol=1e-4)
+    assert Regions.none(2).evidence(np.ones((3, 2))).tolist() == [0, 0, 0]
+
+
+def test_shares_of_classes_are_not_tempered():
+    """Where densities are equal, the probability of a class is its share, however flat the densities are made."""
+    mixed = Mixture(
+        np.array([[1e-9, 0.0], [-1e-9, 0.0]]), np.array([8e8 - 1, 2e8 - 1]), np.ones(2), 2, temperature=0.05
+    )
+    assert np.allclose(mixed.posterior(np.zeros((1, 2)))[0], [0.8, 0.2], atol=1e-3)
+
+
+def test_unlabelled_items_move_the_mean_of_a_class_with_two_labels():
+    rng = np.random.default_rng(0)
+    means = np.array([[20.0, 0, 0], [0, 20.0, 0], [0, 0, 20.0]])
+    y = np.repeat(means, 50, axis=0) + rng.normal(size=(150, 3))
+    labels = np.full(150, -1)
+    labels[[0, 1]], labels[[50, 51]] = 0, 1
+    start = np.array([y[:2].mean(axis=0) + 3, y[50:52].mean(axis=0) - 3, means[2] + 4])
+    moved = refined(Mixture(start, np.array([2, 2, 30]), np.full(3, 100.0), 2), y, labels)
+    assert (np.linalg.norm(moved.means - means, axis=1) < np.linalg.norm(start - means, axis=1) / 2).all()
+    assert moved.counts.tolist() == [12, 12, 50]
+
+
+@IGNORED
+def test_a_saved_discovery_keeps_its_regions(tmp_path):
+    x, _, labels = mixture([60, 30, 40, 50, 20, 90, 45], 4)
+    found = discover(x, labels)
+    found.save(tmp_path / "found.safetensors")
+    loaded = type(found).load(tmp_path / "found.safetensors")
+    assert len(found.mixture.regions.centres) > 0
+    assert np.array_equal(loaded.novelty(x), found.novelty(x))
