@@ -35,9 +35,11 @@ class Regions:
         """Return the regions of points (N, d), some of which are labelled (N,)."""
         if is_labelled.all() or not is_labelled.any():
             return cls.none(y.shape[1])
-        unit = _unit(y)
-        R = min(-(-len(y) // ITEMS_PER_REGION), MAX_REGIONS, len(np.unique(unit, axis=0)))
-        found = kmeans(unit, R, seed=seed, n_starts=1, n_iterations=N_ITERATIONS, progress=False)
+        unit, rng = _unit(y), np.random.default_rng(seed)
+        R = min(-(-len(y) // ITEMS_PER_REGION), MAX_REGIONS)
+        start = np.unique(unit[rng.permutation(len(y))[:R]], axis=0)  # a careful start takes longer than the rest
+        R = len(start)
+        found = kmeans(unit, R, start=start, n_iterations=N_ITERATIONS, progress=False)
         sizes = np.bincount(found.assignment, minlength=R)
         labelled = np.bincount(found.assignment, is_labelled, R)
         return cls(_unit(found.centres), labelled, sizes - labelled)

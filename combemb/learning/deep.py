@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -61,7 +62,11 @@ class DeepMethod(Method):
     balanced_labels: bool = setting(
         True, "whether the labelled items of a batch are drawn evenly over the classes, in pairs; ours"
     )
-    max_features: int = setting(256, "principal components of the input that the network sees; ours", above=0)
+    max_features: int | None = setting(
+        None,
+        "principal components of the input that the network sees; None: one for six labelled items, 64 to 256; ours",
+        above=0,
+    )
     whitening_ridge: float | None = setting(
         None,
         "added to the variances within classes before the input is whitened by them, relative to their mean; larger "
@@ -239,7 +244,9 @@ class DeepMethod(Method):
             found = (backbone(chunk.to(device)).cpu() for chunk in found)
         if not self.uses_feature_map:
             return unit_feature_map(next(iter(found)).shape[1])
-        return fit_feature_map(found, self.max_features, labels, self.whitening_ridge, int(self.seed))
+        n_labelled = int(labels.is_labelled.sum())
+        max_features = self.max_features or (int(np.clip(n_labelled // 6, 64, 256)) if n_labelled else 256)
+        return fit_feature_map(found, max_features, labels, self.whitening_ridge, int(self.seed))
 
     def _trained_part(self, device: torch.device) -> nn.Module | None:
         return None if self.image_input_ is None else self.image_input_.trained_part(device)

@@ -23,7 +23,7 @@ from combemb.learning.objectives.meta_classes import (
     meta_classes_for,
     meta_labels,
 )
-from combemb.learning.objectives.neighbours import mutual_lists, shares_of_items, smoothed
+from combemb.learning.objectives.neighbours import mutual_lists, smoothed, uneven_shares_of_items
 from combemb.learning.objectives.pairs import listed, mutual_neighbours, similar, threshold_for_precision
 from combemb.learning.objectives.prototypes import CombinatorialNetwork, prototype_matrix, similarities, soft_assignment
 from combemb.learning.settings import setting
@@ -38,6 +38,7 @@ STEPS_PER_CALIBRATION = 4  # of gamma; successive batches give nearly the same v
 MAX_LANDMARKS = 20_000  # neighbours are averaged among at most so many items, and listed if there are no more
 MAX_SMOOTHING = 10
 MAX_TOGETHER, ENOUGH_PER_CLASS = 4, 16  # neighbours come together if a batch has fewer items of a class
+MIN_TRUST = 0.4  # the features count more where labels are trusted less, down to this
 MAX_CLASSIFIER_ITEMS = 20_000  # class embeddings are learned from at most so many labelled items
 MAX_DIAGNOSED_ITEMS = 512  # codes of at most so many items are counted after each epoch
 
@@ -119,7 +120,7 @@ class CombEmb(DeepMethod, CodeMethod):
     feature_pull: float = setting(
         2.0,
         "weight of the similarities of features in Eq. 6 as if they were so many positives: it counts where positives "
-        "are few; ours, the paper has 0",
+        "are few; up to 2.5 times as much if labels are; ours, the paper has 0",
         at_least=0,
     )
     feature_temperature: float = setting(0.1, "temperature of the softmax of these similarities; ours", above=0)
@@ -170,6 +171,7 @@ class CombEmb(DeepMethod, CodeMethod):
         }
         published |= {"labelled_anchors": 0.0, "feature_pull": 0.0, "label_trust": 0.0, "balanced_labels": False}
         published |= {"pair_rules": ("similar",), "positive_threshold": 0.7, "n_meta_classes": 4}
+        published |= {"max_features": 256}
         return cls(bits=bits, **{**published, **settings})
 
     @property
@@ -229,6 +231,7 @@ class CombEmb(DeepMethod, CodeMethod):
         self._net.threshold.fill_(1.0 if self.positive_threshold is None else self.positive_threshold)
         per_class = data.labels.is_labelled.sum() / data.labels.n_seen
         self.scratch.trust = min(float(per_class) / self.label_trust, 1.0) if self.label_trust > 0 else 1.0
+        self.scratch.pull = self.feature_pull / max(self.scratch.trust, MIN_TRUST)
         self.scratch.trust *= len(embeddings) > 1
         if self.feature_pull > 0 or {"nearest", "neighbours"} & set(self.pair_rules):
             self._prepare_neighbours(data, torch.from_numpy(rows), membership[:, seen], rng)
@@ -246,7 +249,7 @@ class CombEmb(DeepMethod, CodeMethod):
         found = torch.empty(N, landmarks.shape[1])
         for rows in torch.arange(N).split(data.items.n_rows):
             found[rows] = smoothed(self.clean_features(data.items, rows)[:, :d], landmarks, n_averaged)
-        item_shares = shares_of_items(found, labelled, membership, torch.from_numpy(shares).float())
+        item_shares = uneven_shares_of_items(found, labelled, membership, torch.from_numpy(shares).float())
         if data.labels.n_seen == 1:  # no other class tells how small it is
             item_shares *= len(labelled) / N
         self.scratch.neighbour_features, self.scratch.shares = found.half().to(device), item_shares.to(device)
@@ -331,7 +334,8 @@ class CombEmb(DeepMethod, CodeMethod):
             return united
         features = self._features(processes.gather(batch.rows.to(united.device)))
         pull = torch.softmax(features[rows] @ features.T / self.feature_temperature, dim=1)
-        return united + self.feature_pull * pull * ~is_labelled[rows, None]
+        pull *= self.scratch.pull * ~is_labelled[rows, None]
+        return united + pull
 
     def _calibrate(self, pi: Tensor, batch: Batch) -> None:
         """Move gamma towards the smallest one that is precise on the labelled pairs of this batch, unless it is set."""

@@ -115,3 +115,13 @@ def test_the_line_says_when_it_is_rough_and_when_plain_features_are_better():
         "checked on 1 hidden class: your embeddings 0.40, plain features 0.55, expected on new classes about 0.40; "
         "the plain features are better here; few labels, so this is a rough guess"
     )
+
+
+def test_what_is_expected_allows_for_hidden_classes_that_are_easier_than_others():
+    """Plain features reach 0.8 on the hidden classes and 0.6 on all seen ones, so the codes will lose a quarter."""
+    check = HiddenCheck(2, 400, 0.8, 0.7, 0.8, 0.6)
+    assert check.expected == pytest.approx(0.6)
+    assert HiddenCheck(2, 400, None, 0.7, 0.8, 0.6).expected == pytest.approx(0.525)
+    assert HiddenCheck(2, 400, 0.9, 0.9, 0.3, 0.6).expected == 1
+    assert HiddenCheck(2, 400, 0.9, 0.9, None, None).expected == 0.9
+    assert "your codes 0.80, plain features 0.80, expected on new classes about 0.60" in str(check)

@@ -215,6 +215,7 @@ def test_the_sizes_of_classes_are_those_of_all_labels_however_few_are_looked_at(
     x, labels = problem()
     is_rare = (labels == 0) & (np.cumsum(labels == 0) > 3)
     labels = np.where(is_rare, -1, labels)
+    monkeypatch.setattr("combemb.learning.objectives.neighbours.DENSITY_WEIGHT", 0)
     expected = scratch_of(monkeypatch, x, labels).shares
     monkeypatch.setattr("combemb.methods.combemb.MAX_CLASSIFIER_ITEMS", 20)
     found = scratch_of(monkeypatch, x, labels).shares
@@ -320,3 +321,19 @@ def test_the_meta_classes_of_the_loss_are_the_drawn_ones():
     method, _ = fitted()
     assert torch.equal(method.network_.meta_classes, method.meta_classes_.table)
     assert method.meta_classes_.table.shape == (6, 5)
+
+
+@pytest.mark.parametrize(("per_class", "pull"), [(2, 5.0), (5, 4.0), (20, 2.0)])
+def test_the_features_count_more_where_labels_are_few(monkeypatch, per_class, pull):
+    x, labels = problem()
+    place = np.array([np.sum(labels[:i] == c) for i, c in enumerate(labels)])
+    found = scratch_of(monkeypatch, x, np.where(place < per_class, labels, -1))
+    assert found.pull == pytest.approx(pull)
+
+
+@pytest.mark.parametrize(("n_labelled", "n_features"), [(60, 64), (600, 100), (1_790, 256)])
+def test_the_network_sees_one_direction_for_six_labels(n_labelled, n_features):
+    x = np.random.default_rng(0).normal(size=(1_800, 300)).astype(np.float32)
+    labels = np.where(np.arange(1_800) < n_labelled, np.arange(1_800) % 5, -1)
+    model = CombEmb(bits=12, epochs=1, check=False, device="cpu").fit(x, labels, progress=False)
+    assert model.feature_map_.n_features == n_features

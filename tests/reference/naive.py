@@ -188,6 +188,68 @@ def item_shares(features: Matrix, classes: Mapping[int, Sequence[int]]) -> list[
     return found
 
 
+def uneven_item_shares(features: Matrix, classes: Mapping[int, Sequence[int]]) -> list[float]:
+    """`item_shares`; for unlabelled items the density around them counts, as far as the labelled classes are uneven."""
+    by_class = item_shares(features, classes)
+    logs = [math.log(share) for share in class_shares(list(classes.values())).values()]
+    spread = math.sqrt(sum((log - mean(logs)) ** 2 for log in logs) / (len(logs) - 1))
+    weight = 0.75 * min(spread / 0.5, 1.0)
+    slope, offset = line_of_pairs(features, classes)
+    dense = [math.log(sum(sigmoid(slope * dot(row, other) + offset) for other in features)) for row in features]
+    parts = parts_of_classes(classes)
+    by_size = [
+        sum(part * (dense[i] - math.log(by_class[i])) for i, part in own.items()) / sum(own.values())
+        for own in parts.values()
+    ]
+    found = []
+    for i, share in enumerate(by_class):
+        mixed = math.exp(weight * (dense[i] - mean(by_size)) + (1 - weight) * math.log(share))
+        found.append(share if i in classes else min(max(mixed, 1 / len(features)), 0.5))
+    return found
+
+
+def parts_of_classes(classes: Mapping[int, Sequence[int]]) -> dict[int, dict[int, float]]:
+    """For each class the items that belong to it, one n-th if to n classes."""
+    parts: dict[int, dict[int, float]] = {}
+    for i, own in classes.items():
+        for c in own:
+            parts.setdefault(c, {})[i] = 1 / len(own)
+    return parts
+
+
+def line_of_pairs(features: Matrix, classes: Mapping[int, Sequence[int]]) -> tuple[float, float]:
+    """Slope and offset of the log-odds that two labelled items share a class, by their cosine; classes count equally."""
+    parts = parts_of_classes(classes)
+    pairs = []
+    for i, own in classes.items():
+        importance = sum(1 / len(own) / max(sum(parts[c].values()), 1) for c in own)
+        for j, others in classes.items():
+            if i != j:
+                same = len(set(own) & set(others)) / len(own) / len(others)
+                pairs.append((dot(features[i], features[j]), same, importance))
+    slope, offset = 0.0, 0.0
+    for _ in range(30):
+        g0, g1, a, b, d = -1e-3 * slope, -1e-3 * offset, 1e-3, 0.0, 1e-3
+        for x, y, importance in pairs:
+            p = sigmoid(slope * x + offset)
+            curve = importance * (p * (1 - p) + 1e-6)
+            g0, g1 = g0 + importance * x * (y - p), g1 + importance * (y - p)
+            a, b, d = a + curve * x * x, b + curve * x, d + curve
+        determinant = a * d - b * b
+        slope += min(max((d * g0 - b * g1) / determinant, -5.0), 5.0)
+        offset += min(max((a * g1 - b * g0) / determinant, -5.0), 5.0)
+    return slope, offset
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def pull(feature_pull: float, trusted: float) -> float:
+    """Features count more where labels are trusted less, down to 0.4."""
+    return feature_pull / max(trusted, 0.4)
+
+
 def rank(nearest_share: float, size: float) -> int:
     """How many neighbours an item has whose class has this size: a share of it, at least one."""
     return max(round(nearest_share * size), 1)

@@ -5,6 +5,10 @@ from torch import Tensor
 
 from combemb.system.arrays import unit
 
+MAX_PAIRED_ITEMS = 1_000  # labelled items whose pairs show how cosine and class go together
+DENSITY_WEIGHT = 0.75  # of the density around an item in the size of its class, at most
+FULL_SPREAD = 0.5  # standard deviation of the logarithms of class sizes from which on it has this weight
+
 
 def smoothed(x: Tensor, landmarks: Tensor, n_neighbours: int, n_rows: int = 2_048) -> Tensor:
     """Replace each row by the mean of its nearest landmarks by cosine, scaled to unit length: (N, d) -> (N, d).
@@ -48,3 +52,50 @@ def shares_of_items(x: Tensor, labelled: Tensor, membership: Tensor, shares: Ten
     found = shares[(x @ means.T).argmax(dim=1)]
     found[labelled] = membership @ shares
     return found
+
+
+def uneven_shares_of_items(x: Tensor, labelled: Tensor, membership: Tensor, shares: Tensor) -> Tensor:
+    """Return `shares_of_items`, in which density counts for unlabelled items as far as the labelled classes are uneven.
+
+    If all labelled classes have the same size, novel ones are expected to have it, too. If they differ, the nearest
+    seen class tells little about a novel one: a large class without labels lies beside small ones with labels.
+    """
+    by_class = shares_of_items(x, labelled, membership, shares)
+    spread = float(shares.log().std()) if len(shares) > 1 else 0.0
+    weight = DENSITY_WEIGHT * min(spread / FULL_SPREAD, 1.0)
+    if weight == 0:
+        return by_class
+    dense = sizes_by_density(x, labelled, membership).log()
+    means = membership / membership.sum(dim=0)
+    dense -= (means.T @ (dense[labelled] - by_class[labelled].log())).mean()  # right for the mean class
+    found = torch.exp(weight * dense + (1 - weight) * by_class.log()).clamp(1 / len(x), 0.5)
+    found[labelled] = by_class[labelled]
+    return found
+
+
+def sizes_by_density(x: Tensor, labelled: Tensor, membership: Tensor, n_rows: int = 2_048) -> Tensor:
+    """Return how many items of its own class each item is expected to have, (N,), from the cosines with all others.
+
+    x (N, d) of unit length; labelled (n,) rows with their membership (n, C), whose rows sum to one. How likely two
+    items share a class follows from their cosine by a logistic regression on labelled pairs, in which classes count
+    equally. The sum of these probabilities is the size of the class, also if none of its items is labelled.
+    """
+    every = -(-len(labelled) // MAX_PAIRED_ITEMS)
+    some, known = labelled[::every], membership[::every]
+    weights = (known / known.sum(dim=0).clamp(min=1)).sum(dim=1)[:, None].expand(-1, len(some))
+    pairs = ~torch.eye(len(some), dtype=torch.bool)
+    slope, offset = logistic_line((x[some] @ x[some].T)[pairs], (known @ known.T)[pairs], weights[pairs])
+    parts = torch.arange(len(x)).split(n_rows)
+    return torch.cat([torch.sigmoid(slope * (x[rows] @ x.T) + offset).sum(dim=1) for rows in parts])
+
+
+def logistic_line(x: Tensor, y: Tensor, weights: Tensor, n_steps: int = 30) -> tuple[float, float]:
+    """Return slope and offset of the logistic regression of y, between 0 and 1, on x (n,), by Newton's method."""
+    design, y, weights = torch.stack([x, torch.ones_like(x)]).double(), y.double(), weights.double()
+    line, ridge = torch.zeros(2, dtype=torch.float64), 1e-3 * torch.eye(2, dtype=torch.float64)
+    for _ in range(n_steps):
+        p = torch.sigmoid(line @ design)
+        hessian = (design * weights * (p * (1 - p) + 1e-6)) @ design.T + ridge
+        step = torch.linalg.solve(hessian, (design * weights) @ (y - p) - ridge @ line)
+        line = line + step.clamp(-5, 5)  # far from the solution, whole steps may run away
+    return float(line[0]), float(line[1])

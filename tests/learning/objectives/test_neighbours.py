@@ -1,10 +1,18 @@
 """Neighbours among all items, against loops: smoothed features, mutual lists, sizes of classes."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from combemb.learning.objectives.neighbours import mutual_lists, shares_of_items, smoothed
+from combemb.learning.objectives.neighbours import (
+    logistic_line,
+    mutual_lists,
+    shares_of_items,
+    sizes_by_density,
+    smoothed,
+    uneven_shares_of_items,
+)
 from combemb.system.arrays import unit
 from tests.reference import naive
 
@@ -118,3 +126,61 @@ def test_an_item_has_its_own_class_if_it_is_known_and_the_nearest_one_otherwise(
     labelled, membership = torch.tensor([0, 1, 4]), torch.eye(2)[[0, 1, 1]]  # the last is labelled, but of class 1
     found = shares_of_items(x, labelled, membership, torch.tensor([0.9, 0.1]))
     torch.testing.assert_close(found, torch.tensor([0.9, 0.1, 0.9, 0.1, 0.1]))
+
+
+def test_the_line_is_that_of_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+
+    x, weights = drawn(200, 1)[:, 0].double(), torch.rand(200, generator=torch.Generator().manual_seed(1)) + 0.1
+    y = (x + 0.7 * drawn(200, 2)[:, 1] > 0.3).double()
+    expected = LogisticRegression(C=1e3, tol=1e-10).fit(x[:, None].numpy(), y.numpy(), weights.numpy())
+    slope, offset = logistic_line(x, y, weights)
+    assert slope == pytest.approx(expected.coef_.item(), rel=1e-2)
+    assert offset == pytest.approx(expected.intercept_.item(), rel=1e-2, abs=1e-3)
+
+
+def test_separable_pairs_have_a_finite_line():
+    slope, offset = logistic_line(torch.tensor([-1.0, -0.5, 0.5, 1.0]), torch.tensor([0, 0, 1, 1]), torch.ones(4))
+    assert slope > 0
+    assert np.isfinite([slope, offset]).all()
+
+
+def pile(sizes: dict[str, int]) -> tuple[Tensor, np.ndarray]:
+    """Items around an axis each, and the names of their classes."""
+    names = np.repeat(list(sizes), list(sizes.values()))
+    noise = torch.from_numpy(np.random.default_rng(0).normal(size=(len(names), 8)))
+    centres = torch.eye(8, dtype=torch.float64)[np.unique(names, return_inverse=True)[1]]
+    return unit(centres + 0.1 * noise), names
+
+
+def test_the_size_of_a_class_is_known_from_the_density_of_its_items():
+    """Of two labelled classes, 20 and 40 items, and one without any label, 100 items."""
+    x, names = pile({"a": 20, "b": 40, "large": 100})
+    labelled = torch.from_numpy(np.r_[0:10, 20:40])
+    membership = torch.from_numpy(np.stack([names[labelled] == "a", names[labelled] == "b"], axis=1)).double()
+    sizes = sizes_by_density(x, labelled, membership, n_rows=7)
+    for name, expected in (("a", 20), ("b", 40), ("large", 100)):
+        assert sizes[torch.from_numpy(names == name)].median() == pytest.approx(expected, rel=0.1)
+
+
+def test_a_large_class_without_labels_has_a_large_share_among_uneven_classes():
+    x, names = pile({"a": 10, "b": 60, "large": 130})
+    labelled = torch.from_numpy(np.r_[0:5, 10:40])
+    membership = torch.from_numpy(np.stack([names[labelled] == "a", names[labelled] == "b"], axis=1)).double()
+    shares = membership.mean(dim=0)
+    by_class = shares_of_items(x, labelled, membership, shares)
+    found = uneven_shares_of_items(x, labelled, membership, shares)
+    is_large = torch.from_numpy(names == "large")
+    torch.testing.assert_close(found[labelled], by_class[labelled], rtol=0, atol=0)
+    own = found[torch.from_numpy(names == "a")].median()
+    assert found[is_large].median() > 2 * own
+    assert found[is_large].max() == 0.5  # no more than half of a batch is near to anything
+    assert (found >= 1 / 200).all()
+
+
+def test_among_even_classes_density_does_not_count():
+    x, names = pile({"a": 30, "b": 30, "large": 90})
+    labelled = torch.from_numpy(np.r_[0:10, 30:40])
+    membership = torch.from_numpy(np.stack([names[labelled] == "a", names[labelled] == "b"], axis=1)).double()
+    given = x, labelled, membership, membership.mean(dim=0)
+    torch.testing.assert_close(uneven_shares_of_items(*given), shares_of_items(*given), rtol=0, atol=0)
