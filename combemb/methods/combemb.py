@@ -23,7 +23,7 @@ from combemb.learning.objectives.meta_classes import (
     meta_classes_for,
     meta_labels,
 )
-from combemb.learning.objectives.neighbours import mutual_lists, smoothed, uneven_shares_of_items
+from combemb.learning.objectives.neighbours import Neighbourhood, mutual_lists, smoothed
 from combemb.learning.objectives.pairs import listed, mutual_neighbours, similar, threshold_for_precision
 from combemb.learning.objectives.prototypes import CombinatorialNetwork, prototype_matrix, similarities, soft_assignment
 from combemb.learning.settings import setting
@@ -239,25 +239,25 @@ class CombEmb(DeepMethod, CodeMethod):
     def _prepare_neighbours(
         self, data: Batches, labelled: Tensor, membership: Tensor, rng: np.random.Generator
     ) -> None:
-        """Set the features of all items in which neighbours are searched, the sizes of their classes, and lists."""
-        N, d, device = len(data.items), self.neighbour_features, self._net.threshold.device
-        shares = data.labels.shares()
+        """Set the neighbourhood of all items, and whether neighbours come together in batches."""
+        N, d, shares = len(data.items), self.neighbour_features, data.labels.shares()
         shares = shares[shares > 0]
         n_averaged = self.smoothing or int(np.clip(N * np.median(shares) / 4, 1, MAX_SMOOTHING))
         landmarks = self.clean_features(data.items, torch.from_numpy(rng.permutation(N)[:MAX_LANDMARKS]))[:, :d]
         n_averaged = min(n_averaged, max(len(landmarks) // 10, 1))  # the mean of all items would be useless
-        found = torch.empty(N, landmarks.shape[1])
-        for rows in torch.arange(N).split(data.items.n_rows):
-            found[rows] = smoothed(self.clean_features(data.items, rows)[:, :d], landmarks, n_averaged)
-        item_shares = uneven_shares_of_items(found, labelled, membership, torch.from_numpy(shares).float())
-        if data.labels.n_seen == 1:  # no other class tells how small it is
-            item_shares *= len(labelled) / N
-        self.scratch.neighbour_features, self.scratch.shares = found.half().to(device), item_shares.to(device)
+        features = torch.cat(
+            [
+                smoothed(self.clean_features(data.items, rows)[:, :d], landmarks, n_averaged)
+                for rows in torch.arange(N).split(data.items.n_rows)
+            ]
+        )
+        near = Neighbourhood.of(features, labelled, membership, torch.from_numpy(shares).float())
         if "neighbours" in self.pair_rules and N <= MAX_LANDMARKS:
-            data.neighbours = mutual_lists(found, _ranks(item_shares * N, self.nearest_share).clamp(max=self.n_listed))
-            self.scratch.lists = data.neighbours.to(device)
+            near.lists = mutual_lists(features, near.ranks(self.nearest_share, N).clamp(max=self.n_listed))
+            data.neighbours = near.lists
             per_class = (data.n_labelled + data.n_unlabelled) / data.labels.n_seen
             data.n_together = self.n_together or int(np.clip(round(ENOUGH_PER_CLASS / per_class), 1, MAX_TOGETHER))
+        self.scratch.near = near.to(self._net.threshold.device)
 
     def losses(self, batch: Batch) -> Terms:
         """Return the three terms of Eq. 8, divided by M; Eq. 5 and 6 use the batch of all processes."""
@@ -304,18 +304,15 @@ class CombEmb(DeepMethod, CodeMethod):
                 found[rule] = similar(pi, self._net.threshold, rows)
                 continue
             items = processes.gather(batch.rows.to(pi.device))
-            ranks = _ranks(self.scratch.shares[items] * len(pi), self.nearest_share)
+            near = self.scratch.near
+            ranks = near.ranks(self.nearest_share, len(pi), items)
             if rule == "nearest":
                 found[rule] = mutual_neighbours(processes.gather(self._steady_pi(batch, matrix)), ranks, rows)
             else:
-                found[rule] = mutual_neighbours(self._features(items), ranks.clamp(max=self.n_neighbours), rows)
-                if hasattr(self.scratch, "lists"):
-                    found[rule] |= listed(self.scratch.lists[items], items, rows)
+                found[rule] = mutual_neighbours(near.features_of(items), ranks.clamp(max=self.n_neighbours), rows)
+                if near.lists is not None:
+                    found[rule] |= listed(near.lists[items], items, rows)
         return found
-
-    def _features(self, items: Tensor) -> Tensor:
-        """Return the features (n, d) of some items, of unit length, in which neighbours are searched."""
-        return unit(self.scratch.neighbour_features[items].float())  # float16 is rough
 
     def _steady_pi(self, batch: Batch, matrix: Tensor) -> Tensor:
         """Return pi (B, D) of unit length, of the clean view if there is one, otherwise the mean over both views."""
@@ -332,7 +329,7 @@ class CombEmb(DeepMethod, CodeMethod):
         united[:, rows].fill_diagonal_(self.include_self)
         if self.feature_pull == 0:
             return united
-        features = self._features(processes.gather(batch.rows.to(united.device)))
+        features = self.scratch.near.features_of(processes.gather(batch.rows.to(united.device)))
         pull = torch.softmax(features[rows] @ features.T / self.feature_temperature, dim=1)
         pull *= self.scratch.pull * ~is_labelled[rows, None]
         return united + pull
@@ -424,11 +421,6 @@ class CombEmb(DeepMethod, CodeMethod):
     def _net(self) -> CombinatorialNetwork:
         assert isinstance(self.network_, CombinatorialNetwork)
         return self.network_
-
-
-def _ranks(sizes: Tensor, share: float) -> Tensor:
-    """Return how many neighbours items have whose classes have these sizes, at least one."""
-    return (share * sizes).round().long().clamp(min=1)
 
 
 def _percent(share: float | None) -> str:

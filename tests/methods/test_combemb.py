@@ -183,9 +183,9 @@ def test_rotated_features_have_the_same_neighbours(monkeypatch):
     x, labels = problem()
     turn = np.linalg.qr(np.random.default_rng(1).normal(size=(20, 20)))[0].astype(np.float32)
     one, other = (scratch_of(monkeypatch, given, labels) for given in (x, x @ turn))
-    torch.testing.assert_close(one.shares, other.shares)
-    torch.testing.assert_close(one.lists, other.lists)
-    cosines = [part.neighbour_features.float() @ part.neighbour_features.float().T for part in (one, other)]
+    torch.testing.assert_close(one.near.shares, other.near.shares)
+    torch.testing.assert_close(one.near.lists, other.near.lists)
+    cosines = [part.near.features.float() @ part.near.features.float().T for part in (one, other)]
     torch.testing.assert_close(*cosines, rtol=0, atol=2e-3)
 
 
@@ -207,7 +207,7 @@ def test_no_item_is_near_to_a_label_column_without_items(monkeypatch):
     kinds = np.arange(80) % 4
     x = np.eye(4)[kinds] - 0.25 + 0.01 * rng.normal(size=(80, 4))  # a tetrahedron, of which two corners are novel
     labels = np.where((kinds[:, None] < 2) & (np.arange(80)[:, None] < 40), np.eye(4)[kinds][:, [0, 1, 2]], -1)
-    found = scratch_of(monkeypatch, x.astype(np.float32), labels).shares
+    found = scratch_of(monkeypatch, x.astype(np.float32), labels).near.shares
     torch.testing.assert_close(found, torch.full((80,), 0.5))
 
 
@@ -216,9 +216,9 @@ def test_the_sizes_of_classes_are_those_of_all_labels_however_few_are_looked_at(
     is_rare = (labels == 0) & (np.cumsum(labels == 0) > 3)
     labels = np.where(is_rare, -1, labels)
     monkeypatch.setattr("combemb.learning.objectives.neighbours.DENSITY_WEIGHT", 0)
-    expected = scratch_of(monkeypatch, x, labels).shares
+    expected = scratch_of(monkeypatch, x, labels).near.shares
     monkeypatch.setattr("combemb.methods.combemb.MAX_CLASSIFIER_ITEMS", 20)
-    found = scratch_of(monkeypatch, x, labels).shares
+    found = scratch_of(monkeypatch, x, labels).near.shares
     assert found.unique().tolist() == expected.unique().tolist()
     assert found[torch.from_numpy(labels == 0)].tolist() == pytest.approx([3 / (labels >= 0).sum()] * 3)
 

@@ -131,7 +131,7 @@ def test_each_rule_has_a_witness_of_its_own(rule):
     """similar: the view of the loss; nearest: the clean view; neighbours: the items as they were before training."""
     method, batch = training(pair_rules=(rule,), positive_threshold=GAMMA, feature_pull=0.0)
     if rule != "similar":
-        method.scratch.shares.fill_(0.2)  # else ranks would follow the items too
+        method.scratch.near.shares.fill_(0.2)  # else ranks would follow the items too
     expected = method.losses(batch)["similarity"].item()
     shuffled = torch.randperm(len(batch.x), generator=torch.Generator().manual_seed(0))
     with_clean = method.losses(replace(batch, clean=batch.clean[shuffled]))["similarity"].item()
@@ -155,7 +155,7 @@ def test_the_clean_view_of_a_batch_is_the_one_that_nothing_was_done_to(n_views):
 @pytest.mark.parametrize("fields", [{}, {"neighbour_features": 4, "smoothing": 3}, {"smoothing": 1}], ids=str)
 def test_neighbours_are_sought_in_the_features_of_the_loops(multi, fields):
     method, _ = fitted(multi, **fields)
-    found, loops = method.scratch.neighbour_features, torch.tensor(naive_features(method, multi))
+    found, loops = method.scratch.near.features, torch.tensor(naive_features(method, multi))
     assert found.dtype == torch.float16
     assert found.shape == (200, fields.get("neighbour_features", 20))
     found = found.float()  # directions have no sign, but cosines do
@@ -168,23 +168,21 @@ def test_the_items_of_a_small_set_are_not_averaged_away():
     few = np.concatenate([np.flatnonzero(values == c)[:2] for c in range(5)])  # ten, as many as are averaged
     items = MappedItems(data.items.x[few], data.items.transform)
     method.prepare(replace(data, items=items, labels=data.labels.take(few)))
-    assert len(method.scratch.neighbour_features.unique(dim=0)) == 10
+    assert len(method.scratch.near.features.unique(dim=0)) == 10
 
 
 def test_neighbours_are_sought_by_cosine_however_roughly_the_features_are_kept():
     """In float16 a row is not quite of unit length, and items near each other differ by less than that."""
     method, batch = training(**NEIGHBOURS)
     expected = method.losses(batch)["similarity"].item()
-    method.scratch.neighbour_features *= 2.0 ** torch.randint(
-        -3, 3, (200, 1), generator=torch.Generator().manual_seed(0)
-    )
+    method.scratch.near.features *= 2.0 ** torch.randint(-3, 3, (200, 1), generator=torch.Generator().manual_seed(0))
     assert method.losses(batch)["similarity"].item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("multi", [False, True])
 def test_how_near_the_nearest_must_be_follows_from_the_size_of_each_class(multi):
     method, _ = fitted(multi)
-    found = method.scratch.shares
+    found = method.scratch.near.shares
     torch.testing.assert_close(found, torch.tensor(naive_shares(method, multi)))
     assert len(found.unique()) >= 5
     assert found.mean().item() == pytest.approx(0.2, abs=0.05)  # 1/5 for five classes of one size
@@ -194,9 +192,9 @@ def test_how_near_the_nearest_must_be_follows_from_the_size_of_each_class(multi)
 @pytest.mark.parametrize("fields", [{}, {"n_listed": 3}, {"nearest_share": 0.05}], ids=str)
 def test_the_lists_of_neighbours_are_those_of_the_loops(multi, fields):
     method, data = fitted(multi, **fields)
-    found = [set(row[row >= 0].tolist()) for row in method.scratch.lists]
+    found = [set(row[row >= 0].tolist()) for row in method.scratch.near.lists]
     assert found == naive_lists(method, multi)
-    assert torch.equal(data.neighbours, method.scratch.lists)
+    assert torch.equal(data.neighbours, method.scratch.near.lists)
     assert max(map(len, found)) <= fields.get("n_listed", 10)
 
 

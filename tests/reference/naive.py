@@ -218,7 +218,7 @@ def parts_of_classes(classes: Mapping[int, Sequence[int]]) -> dict[int, dict[int
 
 
 def line_of_pairs(features: Matrix, classes: Mapping[int, Sequence[int]]) -> tuple[float, float]:
-    """Slope and offset of the log-odds that two labelled items share a class, by their cosine; classes count equally."""
+    """Slope and offset of the log-odds that two labelled items share a class, by cosine; classes count equally."""
     parts = parts_of_classes(classes)
     pairs = []
     for i, own in classes.items():

@@ -1,5 +1,8 @@
 """Neighbours in the features of all items: smoothed features, lists of mutual neighbours, sizes of classes."""
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -8,6 +11,36 @@ from combemb.system.arrays import unit
 MAX_PAIRED_ITEMS = 1_000  # labelled items whose pairs show how cosine and class go together
 DENSITY_WEIGHT = 0.75  # of the density around an item in the size of its class, at most
 FULL_SPREAD = 0.5  # standard deviation of the logarithms of class sizes from which on it has this weight
+
+
+@dataclass(eq=False)
+class Neighbourhood:
+    """What is known of all items before training: where their neighbours are, and how many belong to their class."""
+
+    features: Tensor  # (N, d) in which neighbours are searched, float16
+    shares: Tensor  # (N,) of each item's class among all items
+    lists: Tensor | None = None  # (N, k) mutual neighbours in the whole data set, -1 for none
+
+    @classmethod
+    def of(cls, features: Tensor, labelled: Tensor, membership: Tensor, shares: Tensor) -> Self:
+        """Return it without lists, for features (N, d) of unit length; the rest as in `uneven_shares_of_items`."""
+        found = uneven_shares_of_items(features, labelled, membership, shares)
+        if len(shares) == 1:  # no other class tells how small it is
+            found *= len(labelled) / len(features)
+        return cls(features.half(), found)
+
+    def to(self, device: torch.device) -> Self:
+        """Return it on a device."""
+        lists = None if self.lists is None else self.lists.to(device)
+        return type(self)(self.features.to(device), self.shares.to(device), lists)
+
+    def features_of(self, items: Tensor) -> Tensor:
+        """Return the features (n, d) of some items, of unit length."""
+        return unit(self.features[items].float())  # float16 is rough
+
+    def ranks(self, share: float, n: int, items: Tensor | slice = slice(None)) -> Tensor:
+        """Return how many neighbours items have among n: this share of their class, at least one."""
+        return (share * (self.shares[items] * n)).round().long().clamp(min=1)
 
 
 def smoothed(x: Tensor, landmarks: Tensor, n_neighbours: int, n_rows: int = 2_048) -> Tensor:
