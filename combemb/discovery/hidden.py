@@ -17,6 +17,7 @@ FOLDS = 4
 TEST_SHARE = 0.2  # of the labelled items of a class that stays visible, which a fold's model does not see
 GRAINS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # that merging tries
 DEFAULT_GRAIN = 0.5
+GRAIN_TOLERANCE = 0.05  # of the agreement; hidden classes are small, and a finer grain cuts large ones
 MAX_MERGED_ITEMS = 3_000
 TEMPERATURES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05)
 DEFAULT_TEMPERATURE = 0.25
@@ -25,7 +26,7 @@ MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; class
 PRIOR_ITEMS = 1.0  # weight of the guess at slope and offset, in items
 LOCAL_SLOPE = 0.5  # guess at the weight of the regions
 FEW_LABELS = 2  # of the median class
-MAX_LOST = 0.06  # of the items of seen classes, which would be put right, but are called novel
+MAX_LOST = 0.08  # of the items of seen classes, which would be put right, but are called novel
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
 
@@ -126,7 +127,7 @@ def learn(
     temperature = TEMPERATURES[int(losses.argmin())] if np.any(losses) else DEFAULT_TEMPERATURE
     grain, agreement = _best_grain(folds, labels, z, line, seed)
     is_right = np.concatenate([f.is_right for f in folds])
-    threshold = -np.inf if has_few_labels else _threshold(log_odds(seen[is_right], line), len(seen), share)
+    threshold = -np.inf if has_few_labels else _threshold(log_odds(seen[is_right], line), len(seen))
     slope, local_slope, offset = line.tolist()
     return Lesson(
         slope,
@@ -192,12 +193,9 @@ def log_odds(evidence: np.ndarray, line: np.ndarray) -> np.ndarray:
     return np.asarray(evidence @ line[:2] + line[2])
 
 
-def _threshold(log_odds: np.ndarray, n_tested: int, seen_share: float) -> float:
-    """Return the log-odds that at most `MAX_LOST` of the tested items exceed, given those that are put right.
-
-    Where novel items outnumber the others, they crowd the regions of seen classes, and more is lost than was tested.
-    """
-    n_lost = int(MAX_LOST * min(np.sqrt(2 * seen_share), 1) * n_tested)
+def _threshold(log_odds: np.ndarray, n_tested: int) -> float:
+    """Return the log-odds that at most `MAX_LOST` of the tested items exceed, given those that are put right."""
+    n_lost = int(MAX_LOST * n_tested)
     return float(np.sort(log_odds)[::-1][n_lost]) if n_lost < len(log_odds) else -np.inf
 
 
@@ -250,5 +248,6 @@ def _best_grain(
         found = np.append(found, [scores], axis=0)
     if len(found) == 0:
         return DEFAULT_GRAIN, 0.0
-    best = int(found.mean(axis=0).argmax())
-    return GRAINS[best], float(found.mean(axis=0)[best])
+    scores = found.mean(axis=0)
+    best = int(np.flatnonzero(scores >= scores.max() - GRAIN_TOLERANCE)[0])
+    return GRAINS[best], float(scores[best])
