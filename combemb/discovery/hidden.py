@@ -26,6 +26,9 @@ MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; class
 PRIOR_ITEMS = 1.0  # weight of the guess at slope and offset, in items
 LOCAL_SLOPE = 0.5  # guess at the weight of the regions
 FEW_LABELS = 2  # of the median class
+LOOK_SEEN = (0.2, 0.3, 0.4, 0.5)  # quantiles of the tested items; those below look seen
+STRANGER = 0.05  # share of items by which novel classes must be stranger than hidden ones to count as such
+MIN_COMPARED = 20  # tested and hidden items, to compare them with
 MAX_LOST = 0.08  # of the items of seen classes, which would be put right, but are called novel
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
@@ -122,7 +125,9 @@ def learn(
     line = _calibrated(seen, hidden, np.array([slope_guess, LOCAL_SLOPE]))
     has_few_labels = bool(np.median(np.bincount(labels[labels >= 0])) <= FEW_LABELS)
     shared_by = folds if len(folds) > 1 and not has_few_labels else []
-    share, error = _share(evidence, labels, shared_by, len(seen) + len(hidden), line)
+    free, *by_fold = (log_odds(e[labels < 0], line) for e in (evidence, *(f.evidence for f in shared_by)))
+    visible = np.array([f.visible_share for f in shared_by])
+    share, error = _share(free, by_fold, visible, log_odds(seen, line), log_odds(hidden, line))
     losses = np.sum([f.losses for f in folds], axis=0)
     temperature = TEMPERATURES[int(losses.argmin())] if np.any(losses) else DEFAULT_TEMPERATURE
     grain, agreement = _best_grain(folds, labels, z, line, seed)
@@ -199,32 +204,46 @@ def _threshold(log_odds: np.ndarray, n_tested: int) -> float:
     return float(np.sort(log_odds)[::-1][n_lost]) if n_lost < len(log_odds) else -np.inf
 
 
-def _seen_share(log_odds: np.ndarray) -> float:
-    """Return the most likely share of items of seen classes, given log-odds for equal shares (EM)."""
-    share, ratio = 0.5, np.exp(np.clip(log_odds, -30, 30))
+def _seen_share(free: np.ndarray, seen: np.ndarray, hidden: np.ndarray) -> tuple[float, float]:
+    """Return the share of items of seen classes among unlabelled ones, given log-odds for equal shares; and its doubt.
+
+    The likeliest share (EM) holds if novel classes look like hidden ones. If they are stranger, it explains the many
+    strange items by a larger share of novel ones. Items that look seen tell: their number, over what tested items
+    suggest, is the share if no novel item looks like them, and less if as many do as hidden ones.
+    """
+    share, ratio = 0.5, np.exp(np.clip(free, -30, 30))
     for _ in range(300):
         share = float(np.mean(share / (share + (1 - share) * ratio))) if len(ratio) else 1.0
-    return share
+    if min(len(seen), len(hidden)) < MIN_COMPARED:
+        return share, 0.0
+    at = np.quantile(seen, LOOK_SEEN)
+    f, s, h = (np.searchsorted(np.sort(part), at, side="right") / len(part) for part in (free, seen, hidden))
+    low = float(np.clip(np.median((f - h) / np.maximum(s - h, 0.05)), 0, 1))
+    high = float(np.clip(np.median(f / s), low, 1))
+    return (share, 0.0) if share >= low - STRANGER else ((low + high) / 2, (high - low) / 2)
 
 
 def _share(
-    evidence: np.ndarray, labels: np.ndarray, folds: list[_Fold], n_judged: int, line: np.ndarray
+    free: np.ndarray, by_fold: list[np.ndarray], visible: np.ndarray, seen: np.ndarray, hidden: np.ndarray
 ) -> tuple[float, float]:
     """Return the share of the unlabelled items that belong to seen classes, and its standard error.
 
     Each fold estimates the share of its visible classes, and so does the model of all classes, whose scores are a
     little off, as the calibration was learned with fewer classes. A guess counts where labels are too few for both.
+    free, seen and hidden are the log-odds of unlabelled items, by the model of all classes, and of those that were
+    tested and hidden; by_fold are those of the unlabelled items by each fold, which sees a share `visible` of labels.
     """
-    is_free = labels < 0
-    if not is_free.any():
+    if len(free) == 0:
         return 1.0, 0.0
-    noise = 1 / np.sqrt(max(n_judged, 1))
-    means, errors = [GUESS[0], _seen_share(log_odds(evidence[is_free], line))], [GUESS[1], 0.12 + noise]
-    if len(folds) > 0:
-        shares = [_seen_share(log_odds(f.evidence[is_free], line)) / f.visible_share for f in folds]
+    noise = 1 / np.sqrt(max(len(seen) + len(hidden), 1))
+    share, doubt = _seen_share(free, seen, hidden)
+    means, errors = [GUESS[0], share], [GUESS[1], 0.12 + noise + doubt]
+    if len(by_fold) > 0:
+        shares, doubts = np.array([_seen_share(odds, seen, hidden) for odds in by_fold]).T / visible
         middle = float(np.median(shares))  # where the largest class is hidden, the share of the others says little
         means.append(min(middle, 1.0))
-        errors.append(1.5 * float(np.median(np.abs(shares - np.array(middle)))) / np.sqrt(len(folds)) + 0.5 * noise)
+        spread = 1.5 * float(np.median(np.abs(shares - middle))) / np.sqrt(len(by_fold))
+        errors.append(spread + 0.5 * noise + float(np.median(doubts)))
     weights = 1 / np.square(errors)
     return float(weights @ means / weights.sum()), float(1 / np.sqrt(weights.sum()))
 

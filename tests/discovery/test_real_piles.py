@@ -7,6 +7,7 @@ import pytest
 
 from combemb.discovery import NothingToDiscover, Unsure, discover
 from combemb.discovery.gaussians import Mixture, log_same
+from combemb.discovery.hidden import _seen_share
 from combemb.discovery.merging import Pieces
 from combemb.discovery.refining import refined
 from combemb.discovery.regions import Regions
@@ -218,3 +219,15 @@ def test_a_saved_discovery_keeps_its_regions(tmp_path):
     loaded = type(found).load(tmp_path / "found.safetensors")
     assert len(found.mixture.regions.centres) > 0
     assert np.array_equal(loaded.novelty(x), found.novelty(x))
+
+
+@pytest.mark.parametrize(("novel_at", "error"), [(1.5, 0.05), (3.0, 0.1), (9.0, 0.1)], ids=str)
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_the_share_of_seen_items_is_found_even_if_novel_classes_are_stranger_than_hidden_ones(novel_at, error, share):
+    """Log-odds of seen and hidden items are Gaussians at -1.5 and 1.5; those of novel items may be larger."""
+    rng = np.random.default_rng(0)
+    scale = np.sqrt(3)  # the log-odds of two Gaussians that differ by 3 have this deviation and are calibrated
+    seen, hidden = rng.normal(-1.5, scale, 2_000), rng.normal(1.5, scale, 2_000)
+    n_seen = round(3_000 * share)
+    free = np.append(rng.normal(-1.5, scale, n_seen), rng.normal(novel_at, scale, 3_000 - n_seen))
+    assert _seen_share(free, seen, hidden)[0] == pytest.approx(share, abs=error)
