@@ -112,10 +112,10 @@ def hidden_check(method: Interface, data: Loaded, progress: bool | None) -> Hidd
     queries = torch.from_numpy(np.sort(rng.permutation(is_hidden)[:MAX_QUERIES]))
     everyone = torch.from_numpy(np.sort(rng.permutation(len(rows))[:MAX_QUERIES]))
     z = _embedded(copy, data.items, torch.from_numpy(rows))
-    labelled_share = float(labels.is_labelled.mean())
+    sizes = torch.from_numpy(labels.shares() * len(labels))
 
     def precision(scores: Tensor, of: Tensor = queries) -> float:
-        return expected_precision(scores, of, classes, labelled_share)
+        return expected_precision(scores, of, classes, sizes, len(labels))
 
     features = data.discovery_features
     plain = None if features is None else unit_rows(torch.from_numpy(np.array(features[rows], np.float32)))
@@ -154,23 +154,26 @@ def _embedded(method: Interface, items: Items, rows: Tensor) -> Tensor:
     return torch.cat([method._embed(items.take(some)).cpu() for some in rows.split(items.n_rows)])
 
 
-def expected_precision(scores: Tensor, queries: Tensor, classes: Tensor, labelled_share: float) -> float:
-    """Return the mean average precision of the queries in a pile of which the labelled items are a random part.
+def expected_precision(scores: Tensor, queries: Tensor, classes: Tensor, sizes: Tensor, n_items: int) -> float:
+    """Return the mean average precision of the queries in a whole pile, of which the items given are a part.
 
-    scores (Q, n) of labelled items; queries (Q,) are the positions of the queries among them, which do not find
-    themselves; classes (n,). In a small part of the pile the first relevant item comes too early: every labelled item
-    stands for 1 / labelled_share items, half of which come before it. Items of equal score are in the middle of each
+    scores (Q, n) of the items; queries (Q,) are the positions of the queries among them, which do not find themselves;
+    classes (n,); sizes (C,) of the classes in the pile of n_items. In a small part of the pile the first relevant item
+    comes too early: every item stands for several of the pile, relevant ones for those of the class, others for those
+    of all other classes, novel ones too. Half of them come before it. Items of equal score are in the middle of each
     other.
     """
     found = []
     for row, query in zip(scores.double(), queries.tolist(), strict=True):
         relevant = classes == classes[query]
+        others = row[~relevant].sort().values
         relevant[query] = False
-        others = row[~(classes == classes[query])].sort().values
         own = row[relevant].sort().values
         if len(own) == 0:
             continue
-        right, wrong = ((_above(part, own) / labelled_share) for part in (own, others))
+        size = float(sizes[classes[query]])
+        right = _above(own, own) * max(size / (len(own) + 1), 1)  # with the query
+        wrong = _above(others, own) * max((n_items - size) / max(len(others), 1), 1)
         found.append(float(((right + 0.5) / (right + 0.5 + wrong)).mean()))
     return float(np.mean(found)) if found else 0.0
 

@@ -40,14 +40,15 @@ def test_of_a_pile_that_is_all_labelled_it_is_the_average_precision():
     for row, q in zip(scores, queries, strict=True):
         others = [i for i in range(40) if i != q]
         expected.append(naive_average_precision(row[others].tolist(), [classes[i] == classes[q] for i in others]))
-    found = expected_precision(torch.tensor(scores), torch.tensor(queries), torch.tensor(classes), 1.0)
+    sizes = torch.bincount(torch.tensor(classes))
+    found = expected_precision(torch.tensor(scores), torch.tensor(queries), torch.tensor(classes), sizes, 40)
     assert found == pytest.approx(np.mean(expected))
 
 
 def test_items_of_equal_score_are_in_the_middle_of_each_other():
     """One relevant item among four others of its score: two of them come before it."""
     classes = torch.tensor([0, 0, 1, 1, 1, 1])
-    found = expected_precision(torch.zeros(1, 6), torch.tensor([0]), classes, 1.0)
+    found = expected_precision(torch.zeros(1, 6), torch.tensor([0]), classes, torch.tensor([2, 4]), 6)
     assert found == pytest.approx(1 / 3)
 
 
@@ -61,8 +62,8 @@ def test_a_labelled_part_estimates_the_whole_pile(share, error):
 
     def precision(rows: np.ndarray, assumed: float) -> float:
         z, classes = x[rows], torch.from_numpy(targets[rows])
-        queries = torch.arange(len(rows))
-        return expected_precision(z[queries] @ z.T, queries, classes, assumed)
+        queries, sizes = torch.arange(len(rows)), torch.bincount(classes) / assumed
+        return expected_precision(z[queries] @ z.T, queries, classes, sizes, round(len(rows) / assumed))
 
     truth = precision(np.arange(2000), 1.0)
     part = np.sort(np.concatenate([rng.permutation(50)[: round(50 * share)] + 50 * c for c in range(40)]))
@@ -125,3 +126,21 @@ def test_what_is_expected_allows_for_hidden_classes_that_are_easier_than_others(
     assert HiddenCheck(2, 400, 0.9, 0.9, 0.3, 0.6).expected == 1
     assert HiddenCheck(2, 400, 0.9, 0.9, None, None).expected == 0.9
     assert "your codes 0.80, plain features 0.80, expected on new classes about 0.60" in str(check)
+
+
+def test_a_part_in_which_other_classes_are_rarer_than_in_the_pile_estimates_the_whole_pile():
+    """Of the first class half of the items are looked at, of the others a quarter."""
+    part = torch.from_numpy(np.concatenate([np.arange(30), np.arange(60, 1200, 4)]))
+    sizes, classes = torch.full((20,), 60), torch.arange(20).repeat_interleave(60)
+    found = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(20, 8))[classes] + 0.8 * rng.normal(size=(1200, 8))
+        x = torch.from_numpy(x / np.linalg.norm(x, axis=1, keepdims=True))
+        given = [(x[rows[:30]] @ x[rows].T, torch.arange(30), classes[rows]) for rows in (torch.arange(1200), part)]
+        truth, estimate = (expected_precision(*some, sizes, 1200) for some in given)
+        plain = expected_precision(*given[1], torch.bincount(classes[part]), len(part))
+        found.append([truth, estimate, plain])
+    truth, estimate, plain = np.mean(found, axis=0)
+    assert estimate == pytest.approx(truth, abs=0.03)
+    assert plain > truth + 0.06

@@ -30,9 +30,13 @@ def mutual_neighbours(features: Tensor, n_neighbours: Tensor, rows: slice = ALL)
 def listed(neighbours: Tensor, items: Tensor, rows: slice = ALL) -> Tensor:
     """Pair items of which one is in the list of the other.
 
-    items (B,) are positions in the data; neighbours (B, k) those of each item's neighbours, -1 for none.
+    items (B,) are distinct positions in the data; neighbours (B, k) those of each item's neighbours, -1 for none.
     """
-    near = (neighbours[:, :, None] == items).any(dim=1)  # (B, B)
+    rising, order = items.sort()
+    place = torch.searchsorted(rising, neighbours).clamp_(max=len(items) - 1)
+    row, column = (rising[place] == neighbours).nonzero(as_tuple=True)
+    near = torch.zeros(len(items), len(items), dtype=torch.bool, device=items.device)
+    near[row, order[place[row, column]]] = True
     return _with_self(near[rows] | near.T[rows], rows)
 
 
