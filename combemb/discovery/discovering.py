@@ -14,6 +14,7 @@ from combemb.discovery.hidden import learn, seen_mixture
 from combemb.discovery.kmeans import TooManyClusters, kmeans
 from combemb.discovery.novel import find_novel
 from combemb.discovery.points import MIN_BETWEEN, Components, Points, as_float32, class_means, in_order, read_points
+from combemb.discovery.regions import Regions
 from combemb.discovery.result import Discovery, free_names, in_blocks
 from combemb.search.codebook import Codebook
 from combemb.system.arrays import Array
@@ -142,7 +143,8 @@ def _plain(
     between = np.maximum(z.var(axis=0, dtype=np.float64) / spread**2, MIN_BETWEEN)
     points = Points(mean, np.eye(D) / spread, between, has_features=False)
     counts = np.bincount(found.assignment, minlength=C + number.n)
-    return points, Mixture((found.centres - mean) / spread, counts, between, C), number
+    means = (found.centres - mean) / spread
+    return points, Mixture(means, counts, between, C, regions=Regions.none(D)), number
 
 
 def _described(x: np.ndarray, points: Points, mixture: Mixture, labels: Labels, number: ClassNumber) -> Discovery:

@@ -15,7 +15,6 @@ import numpy as np
 
 import combemb
 from combemb.discovery.discovering import Unsure
-from combemb.discovery.result import Discovery
 from combemb.learning.codes import CodeMethod
 from combemb.learning.method import Method
 from combemb.system.arrays import to_numpy
@@ -95,12 +94,12 @@ def expect_same(a: Any, b: Any, what: str) -> None:
     expect(not differs.any(), f"{what} differ in {differs.sum()} of {len(first)} rows")
 
 
-def expect_same_discovery(a: Discovery, b: Discovery, what: str = "discoveries") -> None:
-    """Expect two discoveries to be equal in every part."""
-    for one, other in ((a, b), (a.points, b.points), (a.mixture, b.mixture)):
-        for field in dataclasses.fields(one):
-            if field.name not in ("points", "mixture"):
-                expect_same(getattr(one, field.name), getattr(other, field.name), f"{what}: {field.name}")
+def expect_same_discovery(a: Any, b: Any, what: str = "discoveries") -> None:
+    """Expect two discoveries, or parts of them, to be equal in every part."""
+    for field in dataclasses.fields(a):
+        one, other = getattr(a, field.name), getattr(b, field.name)
+        same = expect_same_discovery if dataclasses.is_dataclass(one) else expect_same
+        same(one, other, f"{what}: {field.name}")
 
 
 def expect_same_fits(a: Method, b: Method, x: Any, what: str) -> None:
