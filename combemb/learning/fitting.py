@@ -12,7 +12,7 @@ from combemb.data.items import ArrayItems, Items
 from combemb.data.labels import require_labelled
 from combemb.learning import saving
 from combemb.learning.curves import draw_curves
-from combemb.learning.hidden_check import hidden_check
+from combemb.learning.hidden_check import HiddenCheck, hidden_check
 from combemb.learning.input import load_items
 from combemb.learning.interface import Interface
 from combemb.learning.pretraining import weights_after
@@ -61,19 +61,20 @@ def fit(
             return
         if stored and stored["n_novel"] is not None:
             method.n_novel_ = stored["n_novel"]
+        method.classes_, method.broken_ = data.labels.classes, data.broken
+        method.check_ = _checked(method, data, run if stored else None, progress)
+        check = {"hidden_check": method.check_.as_dict()} if method.check_ else {}
         method._begin(data, progress)
         processes.wait_for_all()
         if run and processes.is_first():
             if not stored:
                 run.start({**config, "n_novel": getattr(method, "n_novel_", None)})
+            run.write_diagnosis(check)  # so that a resumed fit need not check again
             run.write_broken(data.broken)
         processes.wait_for_all()
-        method.classes_, method.broken_ = data.labels.classes, data.broken
         method._fit(data, run, progress)
-        method.check_ = hidden_check(method, data, progress) if getattr(method, "check", False) else None
         if run and processes.is_first():
             log = getattr(method, "log_", [])
-            check = {"hidden_check": method.check_.as_dict()} if method.check_ else {}
             use = _use_of_codes(method, data.items)
             run.write_diagnosis({**method.facts(), **(log[-1] if log else {}), **use, **check})
             if log:
@@ -106,6 +107,17 @@ def training_data(method: Interface, given: Given, progress: bool | None) -> Loa
     if isinstance(data.items, ArrayItems):
         check_finite(data.items.x, progress=progress)
     return data
+
+
+def _checked(
+    method: Interface, data: Loaded, interrupted: RunFolder | None, progress: bool | None
+) -> HiddenCheck | None:
+    """Return the check on hidden classes, if one is asked for; that of an interrupted run is not made again."""
+    if not getattr(method, "check", False):
+        return None
+    if interrupted and (stored := interrupted.diagnosis().get("hidden_check")):
+        return HiddenCheck.from_dict(stored)
+    return hidden_check(method, data, progress)
 
 
 def _use_of_codes(method: Interface, items: Items) -> dict[str, Any]:

@@ -108,6 +108,14 @@ class RunFolder:
         """Store what to check before trusting a fit."""
         write_json(self.folder / DIAGNOSIS, diagnosis)
 
+    def diagnosis(self) -> dict[str, Any]:
+        """Return what was stored so far; nothing if that cannot be read, since it is made again."""
+        try:
+            found = json.loads((self.folder / DIAGNOSIS).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def write_broken(self, broken: dict[str, str]) -> None:
         """List the images that could not be read, if there are any, with the reasons."""
         if broken:

@@ -38,6 +38,7 @@ STEPS_PER_CALIBRATION = 4  # of gamma; successive batches give nearly the same v
 MAX_LANDMARKS = 20_000  # neighbours are averaged among at most so many items, and listed if there are no more
 MAX_SMOOTHING = 10
 MAX_TOGETHER, ENOUGH_PER_CLASS = 4, 16  # neighbours come together if a batch has fewer items of a class
+FEATURES_ALONE = 1_000.0  # weight of the features as positives that leaves nothing to the others
 MIN_TRUST = 0.4  # the features count more where labels are trusted less, down to this
 MAX_CLASSIFIER_ITEMS = 20_000  # class embeddings are learned from at most so many labelled items
 MAX_DIAGNOSED_ITEMS = 512  # codes of at most so many items are counted after each epoch
@@ -146,7 +147,9 @@ class CombEmb(DeepMethod, CodeMethod):
     )
 
     check: bool = setting(
-        True, "whether a second fit hides some seen classes, to estimate how well novel ones will be found"
+        True,
+        "whether a fit without the labels of some seen classes shows first how well novel ones will be found, and "
+        "whether labels help; if plain features are better, z keeps to them; ours",
     )
 
     @classmethod
@@ -233,6 +236,8 @@ class CombEmb(DeepMethod, CodeMethod):
         self.scratch.trust = min(float(per_class) / self.label_trust, 1.0) if self.label_trust > 0 else 1.0
         self.scratch.pull = self.feature_pull / max(self.scratch.trust, MIN_TRUST)
         self.scratch.trust *= len(embeddings) > 1
+        if self.check_ is not None and self.check_.favours_plain:  # labels do harm here
+            self.scratch.trust, self.scratch.pull = 0.0, FEATURES_ALONE
         if self.feature_pull > 0 or {"nearest", "neighbours"} & set(self.pair_rules):
             self._prepare_neighbours(data, torch.from_numpy(rows), membership[:, seen], rng)
 
