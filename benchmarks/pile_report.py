@@ -27,6 +27,28 @@ COLUMNS = (
     ),
     *("right", "linear", "called", "acc", "km", "sskm", "auroc", "soft", "near", "exp", "error", "fit"),
 )
+MARKDOWN_COLUMNS = (
+    *(
+        "pile",
+        "items",
+        "codes, novel",
+        "z, novel",
+        "raw",
+        "whitened",
+        "whitened, all dimensions",
+        "codes / better floats",
+    ),
+    *(
+        "z / better floats",
+        "codes, seen",
+        "whitened",
+        "whitened, all dimensions",
+        "novel classes found",
+        "seen put right",
+    ),
+    *("linear", "called novel", "`acc_joint`", "k-means", "k-means with labels", "AUROC", "softmax", "nearest"),
+    *("expected", "error of that"),
+)
 LEGEND = """novel mAP of codes, z, raw float features, features whitened within the labelled classes (white: 256 main
 components, w.all: all dimensions), codes and z over the better of raw and white (b)
 seen mAP of codes and both whitened floats; novel classes found, with the interval, of the true number
@@ -220,6 +242,26 @@ def summary(cells: list[tuple[Record, Record]]) -> list[str]:
         lines.append(f"expected against true novel mAP of {len(known)} cells: Spearman {rank:.3f} (0.8), ")
         lines[-1] += f"mean absolute error {error:.3f} (0.08)"
     return lines
+
+
+def markdown(records: list[Record], before: list[Record], split: str) -> None:
+    """Print the table of one split and the targets over all reported splits, as docs/reproduce.md has them."""
+    earlier = {key[:4]: cell for key, cell in merged(before).items() if key[4] == ""}
+    cells = [
+        (cell, earlier.get(key[:4], {}))
+        for key, cell in sorted(merged(records).items())
+        if not key[2].startswith("tune") and key[4] == "" and "bits" in cell["cell"]
+    ]
+    print("| " + " | ".join(MARKDOWN_COLUMNS) + " |\n|" + "---|" * len(MARKDOWN_COLUMNS))
+    for cell, _ in cells:
+        if cell["cell"]["split"] == split:
+            entries = [f"{cell['cell']['dataset']}, {cell['cell']['kind']}", f"{cell['n_items']:,}", *row(cell)[2:-1]]
+            print("| " + " | ".join("" if entry == "-" else entry for entry in entries) + " |")
+    print("\n| target | cells that meet it | not met |\n|---|---|---|")
+    for text in summary(cells):
+        title, _, rest = text.partition("  ") if "  " in text else text.rpartition(" ")
+        counted, _, missed = rest.strip().partition("   not ")
+        print(f"| {title.strip()} | {counted.strip()} | {missed} |")
 
 
 def line(record: Record) -> str:

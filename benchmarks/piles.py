@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from images import RESULTS, first_of_each, rows_of
-from pile_report import line, report
+from pile_report import line, markdown, report
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
@@ -272,6 +272,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS / "piles.jsonl", help="file of results")
     parser.add_argument("--before", type=Path, default=RESULTS / "piles_before.jsonl", help="results of earlier code")
     parser.add_argument("--report", action="store_true", help="only print the stored results")
+    parser.add_argument(
+        "--markdown", metavar="SPLIT", help="with --report: the tables of docs/reproduce.md, of this split"
+    )
     parser.add_argument("--progress", action="store_true")
     given = parser.parse_args()
     if not given.report and given.dataset is None:
@@ -292,6 +295,9 @@ def main() -> None:
             with given.results.open("a") as file:
                 file.write(json.dumps(record) + "\n")
             print(line(record), flush=True)
+    if given.markdown:
+        markdown(records, read(given.before), given.markdown)
+        return
     report([r for r in records if given.dataset in {None, r["cell"]["dataset"]}], read(given.before))
 
 
