@@ -1,6 +1,7 @@
 """Discover which items belong to no seen class, how many novel classes they form, and which item is in which."""
 
 import warnings
+from dataclasses import dataclass, replace
 from itertools import islice
 from numbers import Integral
 from typing import Any
@@ -10,10 +11,20 @@ import numpy as np
 from combemb.data.labels import Labels, read_labels
 from combemb.discovery.class_number import ClassNumber, Pile, check_count_by, count_novel, counted_rows
 from combemb.discovery.gaussians import Mixture
-from combemb.discovery.hidden import learn, seen_mixture
+from combemb.discovery.hidden import Lesson, learn, seen_mixture
 from combemb.discovery.kmeans import TooManyClusters, kmeans
 from combemb.discovery.novel import find_novel
-from combemb.discovery.points import MIN_BETWEEN, Components, Points, as_float32, class_means, in_order, read_points
+from combemb.discovery.points import (
+    MIN_BETWEEN,
+    Components,
+    Points,
+    as_float32,
+    beside,
+    class_means,
+    in_order,
+    read_points,
+    scale_beside,
+)
 from combemb.discovery.regions import Regions
 from combemb.discovery.result import Discovery, free_names, in_blocks
 from combemb.search.codebook import Codebook
@@ -64,7 +75,8 @@ def discover(
     features : array of shape (N, F), optional
         Features of the same items that were not trained on these labels, such as those of a frozen backbone. They
         replace the embeddings, in which labelled items are closer to their class than unlabelled ones, so that what is
-        learned from labels would not hold for the others.
+        learned from labels would not hold for the others. Where the median class has two labels or fewer, the
+        embeddings stay beside them, unless they know these labels by heart.
     seed : int
         Seed of everything random.
     progress : bool, optional
@@ -122,13 +134,52 @@ def _found(
         classes = labels.values[rows]
         components = Components.fit(items[rows], items is features)
         if components is not None:
-            beside = z[rows] if items is features else None
-            points, y, seen = seen_mixture(components, classes, seed)
-            evidence = seen.evidence(y, seen.log_joint(y))
-            lesson = learn(components, classes, evidence, beside, seed=seed, progress=progress)
-            found = find_novel(y, classes, evidence, seen, lesson, z=beside, number=number, seed=seed)
-            return points, found.mixture, found.number
+            z_rows = z[rows] if items is features else None
+            view = _learned(components, classes, z_rows, seed, progress)
+            if items is features and view.lesson.has_few_labels:
+                view = _with_z(view, items[rows], z[rows], classes, seed=seed, progress=progress)
+            found = find_novel(
+                view.y, classes, view.evidence, view.seen, view.lesson, z=z_rows, number=number, seed=seed
+            )
+            return view.points, found.mixture, found.number
     return _plain(z, labels, number or ClassNumber(0, 0, 0), seed, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """Points y (N, d) and what makes them, the seen classes, evidence of novelty, and what hidden classes teach."""
+
+    points: Points
+    y: np.ndarray
+    seen: Mixture
+    evidence: np.ndarray
+    lesson: Lesson
+
+
+def _learned(components: Components, classes: np.ndarray, z: np.ndarray | None, seed: int, progress: Any) -> _View:
+    """Return all that labels teach about the items of these components."""
+    points, y, seen = seen_mixture(components, classes, seed)
+    evidence = seen.evidence(y, seen.log_joint(y))
+    lesson = learn(components, classes, evidence, z, seed=seed, progress=progress)
+    return _View(points, y, seen, evidence, lesson)
+
+
+def _with_z(
+    view: _View, features: np.ndarray, z: np.ndarray, classes: np.ndarray, *, seed: int, progress: Any
+) -> _View:
+    """Return the view of features and embeddings together, unless these know their labels by heart.
+
+    The neighbours that embeddings were trained on say more about a class than two labels do. If labelled items are
+    much closer to their class than unlabelled ones, too few of the latter seem to belong to seen classes.
+    """
+    scale = scale_beside(features, z)
+    components = Components.fit(beside(features, z, scale), True) if scale > 0 else None
+    if components is None:
+        return view
+    found = _learned(components, classes, z, seed, progress)
+    if found.lesson.seen_share < view.lesson.seen_share - view.lesson.share_error:
+        return view
+    return replace(found, points=replace(found.points, z_scale=scale))
 
 
 def _plain(

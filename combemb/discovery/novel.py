@@ -67,7 +67,8 @@ def find_novel(
     threshold = CAUTION * np.log(share / (1 - share))
     if len(free) > 0:  # never call more items novel than there should be
         threshold = max(threshold, min(float(np.quantile(log_odds, share)), MAX_THRESHOLD), lesson.threshold)
-    is_none = number is None and 1 - lesson.seen_share <= max(ERRORS * lesson.share_error, MIN_NOVEL)
+    doubt = 0.0 if lesson.has_few_labels else ERRORS * lesson.share_error  # lack of evidence is none of absence
+    is_none = number is None and 1 - lesson.seen_share <= max(doubt, MIN_NOVEL)
     if is_none:
         threshold = OBVIOUS
     seen = replace(seen, offset=lesson.offset - threshold)

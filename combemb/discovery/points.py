@@ -25,7 +25,8 @@ class Points:
 
     A class has variance one in each of the d directions; class means have the variances `between` (d,). The items are
     features at unit length, or embeddings as they are if there are no features. The lengths of the points of features
-    are drawn half-way towards `length`: they vary more than Gaussians allow, and say little about classes.
+    are drawn half-way towards `length`: they vary more than Gaussians allow, and say little about classes. Where labels
+    are few, embeddings stand beside the features, `z_scale` times unit length.
     """
 
     mean: np.ndarray
@@ -33,18 +34,19 @@ class Points:
     between: np.ndarray
     has_features: bool
     length: float = 1.0
+    z_scale: float = 0.0
 
     def of(self, z: Array, features: Array | None) -> np.ndarray:
         """Return the points (n, d) float32 of items."""
         x = read_points(z, "z")
-        F = len(self.mean)
+        F = len(self.mean) - (x.shape[1] if self.z_scale > 0 else 0)
         if self.has_features:
             if features is None:
                 raise ValueError(f"these clusters were found with features; give the {F} features of each item")
             given = read_points(features, "features")
             if given.shape != (len(x), F):
                 raise ValueError(f"features have shape {given.shape}; give {(len(x), F)}, as for `discover`")
-            x = given
+            x = beside(given, x, self.z_scale) if self.z_scale > 0 else given
         elif x.shape[1] != F:
             raise ValueError(f"z has shape {x.shape}; give (n, {F}), as for `discover`")
         found = np.empty((len(x), self.matrix.shape[1]), np.float32)
@@ -113,6 +115,17 @@ class Components:
         return np.asarray(shape * size)
 
 
+def scale_beside(features: np.ndarray, z: np.ndarray) -> float:
+    """Return the length at which embeddings (N, D) vary as much as unit features (N, F); 0 if either is constant."""
+    spreads = [float(np.trace(_moments(part, True)[1])) for part in (features, z)]
+    return float(np.sqrt(spreads[0] / spreads[1])) if min(spreads) > TINY else 0.0
+
+
+def beside(features: np.ndarray, z: np.ndarray, scale: float) -> np.ndarray:
+    """Return features at unit length and embeddings at the length `scale` as one array (N, F + D)."""
+    return np.concatenate([_unit(features), np.float32(scale) * _unit(z)], axis=1)
+
+
 def evened(y: np.ndarray, length: float) -> np.ndarray:
     """Return points whose lengths are the geometric means of their own and the given one."""
     return np.asarray(y * np.sqrt(length / np.maximum(np.linalg.norm(y, axis=1, keepdims=True), TINY)))
@@ -146,6 +159,11 @@ def _local_scatter(x: np.ndarray, order: np.ndarray) -> np.ndarray:
         differences = (x[rows][:, None] - x[near]).reshape(-1, x.shape[1])
         scatter += differences.T @ differences
     return np.asarray(scatter / (2 * n * len(some)))
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    """Return rows at unit length, as float32."""
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30), np.float32)
 
 
 def _moments(items: np.ndarray, has_features: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -168,6 +168,7 @@ class Discovery:
             "reach": self.reach,
             "has_features": self.points.has_features,
             "length": self.points.length,
+            "z_scale": self.points.z_scale,
             "format": FORMAT,
         }
         about |= {name: getattr(self.mixture, name) for name in CALIBRATION}
@@ -190,7 +191,7 @@ class Discovery:
                 arrays = {name: file.get_tensor(name) for name in ARRAYS}
                 regions = Regions(*(file.get_tensor(name) for name in REGION_ARRAYS))
                 mean, matrix, between, means, counts = map(file.get_tensor, MODEL_ARRAYS)
-            points = Points(mean, matrix, between, about["has_features"], about["length"])
+            points = Points(mean, matrix, between, about["has_features"], about["length"], about.get("z_scale", 0.0))
             calibration = {name: about[name] for name in CALIBRATION}
             mixture = Mixture(means, counts, between, about["n_seen"], **calibration, regions=regions)
             names = np.array([*about["names"], None], dtype=object)[:-1]

@@ -9,8 +9,10 @@ from combemb.discovery import NothingToDiscover, Unsure, discover
 from combemb.discovery.gaussians import Mixture, log_same
 from combemb.discovery.hidden import _seen_share
 from combemb.discovery.merging import Pieces
+from combemb.discovery.points import beside, scale_beside
 from combemb.discovery.refining import refined
 from combemb.discovery.regions import Regions
+from combemb.discovery.result import Discovery
 
 IGNORED = pytest.mark.filterwarnings("ignore::combemb.system.errors.Note")
 
@@ -97,6 +99,50 @@ def test_two_labels_per_class_are_said_to_be_few_and_the_number_to_be_uncertain(
     ):
         found = discover(x, labels)
     assert found.n_novel <= 8
+
+
+def few_labels():
+    """Twelve classes, nine of them seen with two labels each; embeddings are clearer than the features."""
+    x, targets, labels = mixture([40] * 12, 9, share=0.05, distance=4.0)
+    z, _, _ = mixture([40] * 12, 9, share=0.05, distance=9.0, seed=1)
+    return x, z, targets, labels
+
+
+@IGNORED
+def test_where_labels_are_few_embeddings_stand_beside_the_features(tmp_path):
+    x, z, targets, labels = few_labels()
+    found = discover(z, labels, features=x)
+    assert found.points.z_scale > 0
+    novelty, unlabelled = found.novelty(z, x), labels < 0
+    assert np.median(novelty[unlabelled & (targets >= 9)]) > np.quantile(novelty[unlabelled & (targets < 9)], 0.8)
+    found.save(tmp_path / "found.safetensors")
+    np.testing.assert_array_equal(Discovery.load(tmp_path / "found.safetensors").novelty(z, x), novelty)
+    more = np.where((targets < 9) & (np.arange(len(x)) % 2 == 0), targets, -1)
+    assert discover(z, more, features=x).points.z_scale == 0
+
+
+@IGNORED
+def test_embeddings_that_know_their_labels_by_heart_are_left_out():
+    _, x, targets, labels = few_labels()
+    z = np.random.default_rng(2).normal(size=(len(x), 12)).astype(np.float32)
+    z[labels >= 0] = 9 * np.eye(12, dtype=np.float32)[targets[labels >= 0]]
+    assert discover(z, labels, features=x).points.z_scale == 0
+
+
+def test_features_and_embeddings_vary_alike_side_by_side():
+    x, z, _, _ = few_labels()
+    joined = beside(x + 5, z, scale_beside(x + 5, z))
+    parts = np.split(joined.var(axis=0, dtype=np.float64), [x.shape[1]])
+    np.testing.assert_allclose(parts[0].sum(), parts[1].sum(), rtol=1e-4)
+    assert scale_beside(x, np.ones_like(z)) == 0
+
+
+@IGNORED
+def test_few_labels_are_no_reason_to_find_nothing():
+    x, _, _, labels = few_labels()
+    found = discover(x, labels)
+    assert found.n_novel > 0
+    assert found.n_novel_interval[1] >= 3
 
 
 def test_wrong_labels_are_no_reason_to_fail():
