@@ -125,7 +125,7 @@ class CombEmb(DeepMethod, CodeMethod):
     )
     feature_temperature: float = setting(0.1, "temperature of the softmax of these similarities; ours", above=0)
     label_trust: float = setting(
-        10.0,
+        20.0,
         "labels per class from which on Eq. 4 and labelled anchors have their full weight; ours, the paper has 0",
         at_least=0,
     )
