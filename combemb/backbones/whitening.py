@@ -93,21 +93,25 @@ def choose_ridge(x: Tensor, labels: Labels, prior: Scatter, seed: int) -> float:
     x, labels = x[torch.from_numpy(rows)], labels.take(rows)
     classes = torch.from_numpy(labels.values)
     fold_of = torch.from_numpy(rng.permutation(len(labels.classes)) % FOLDS)[classes]
+    covariance = (x - x.mean(dim=0)).T @ (x - x.mean(dim=0))
     found = torch.zeros(len(RIDGES))
     for fold in range(FOLDS):
         is_hidden = fold_of == fold
         queries = torch.from_numpy(rng.permutation(np.flatnonzero(is_hidden.numpy()))[:MAX_QUERIES])
         known = labels.membership(np.flatnonzero(~is_hidden.numpy()))
         scatter = scatter_within(x[~is_hidden], torch.from_numpy(known).to(x)).shrunk_to(prior)
-        found += torch.stack([_mean_precision(_leading(x @ whitening(scatter, r)), classes, queries) for r in RIDGES])
+        values, vectors = eigh(scatter)
+        for i, ridge in enumerate(RIDGES):
+            white = vectors / (values.clamp(min=0) + ridge).sqrt()
+            found[i] += _mean_precision(x @ _leading(white, covariance), classes, queries)
     best = float(found.max())
     return next(r for r, score in zip(RIDGES, found.tolist(), strict=True) if score >= (1 - TOLERANCE) * best)
 
 
-def _leading(x: Tensor) -> Tensor:
-    """Return the leading principal components of x, in which classes are compared best."""
-    _, vectors = eigh((x - x.mean(dim=0)).T @ (x - x.mean(dim=0)))
-    return x @ vectors[:, -N_COMPARED_DIRECTIONS:]
+def _leading(white: Tensor, covariance: Tensor) -> Tensor:
+    """Return a whitening (F, F), followed by the leading principal components, in which classes are compared best."""
+    _, vectors = eigh(white.T @ covariance @ white)
+    return white @ vectors[:, -N_COMPARED_DIRECTIONS:]
 
 
 def _mean_precision(x: Tensor, classes: Tensor, queries: Tensor) -> Tensor:
@@ -115,7 +119,7 @@ def _mean_precision(x: Tensor, classes: Tensor, queries: Tensor) -> Tensor:
     length = torch.nn.functional.normalize(x, dim=1)
     scores = length[queries] @ length.T
     scores[torch.arange(len(queries)), queries] = -torch.inf  # sorted last
-    order = scores.argsort(dim=1, descending=True, stable=True)[:, :-1]
+    order = torch.from_numpy(np.argsort(-scores.numpy(), axis=1)[:, :-1])  # several times faster than torch's
     relevant = (classes[order] == classes[queries][:, None]).double()
     precision = relevant.cumsum(dim=1) / torch.arange(1, order.shape[1] + 1)
     n = relevant.sum(dim=1)

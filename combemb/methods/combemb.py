@@ -126,7 +126,7 @@ class CombEmb(DeepMethod, CodeMethod):
     )
     feature_temperature: float = setting(0.1, "temperature of the softmax of these similarities; ours", above=0)
     label_trust: float = setting(
-        10.0,
+        20.0,
         "labels per class from which on Eq. 4 and labelled anchors have their full weight; ours, the paper has 0",
         at_least=0,
     )
@@ -332,12 +332,14 @@ class CombEmb(DeepMethod, CodeMethod):
         is_labelled = labels.flatten(1)[:, 0] >= 0 if labels.dim() > 1 else labels >= 0
         united = torch.where(is_labelled[rows, None] & is_labelled, same_class(labels[rows], labels), united)
         united[:, rows].fill_diagonal_(self.include_self)
-        if self.feature_pull == 0:
-            return united
-        features = self.scratch.near.features_of(processes.gather(batch.rows.to(united.device)))
-        pull = torch.softmax(features[rows] @ features.T / self.feature_temperature, dim=1)
-        pull *= self.scratch.pull * ~is_labelled[rows, None]
-        return united + pull
+        weights = united.float()
+        if self.feature_pull > 0:  # for the unlabelled rows, which are the last ones
+            features = self.scratch.near.features_of(processes.gather(batch.rows.to(united.device)))
+            own = features[rows][batch.n_labelled :]
+            weights[batch.n_labelled :] += self.scratch.pull * torch.softmax(
+                own @ features.T / self.feature_temperature, dim=1
+            )
+        return weights
 
     def _calibrate(self, pi: Tensor, batch: Batch) -> None:
         """Move gamma towards the smallest one that is precise on the labelled pairs of this batch, unless it is set."""

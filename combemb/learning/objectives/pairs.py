@@ -4,10 +4,12 @@ A rule uses the whole batch and returns a bool mask (A, B) of the chosen rows ag
 pair with itself.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 ALL = slice(None)
+MIN_SORTED = 6  # fewer values are found faster without sorting
 
 
 def similar(pi: Tensor, threshold: float | Tensor, rows: slice = ALL) -> Tensor:
@@ -22,9 +24,16 @@ def mutual_neighbours(features: Tensor, n_neighbours: Tensor, rows: slice = ALL)
     """
     cosines = (features @ features.T).fill_diagonal_(-torch.inf)
     most = min(int(n_neighbours.max()), len(features) - 1)
-    nearest = torch.topk(cosines, most, dim=1).values  # (B, most), falling
+    nearest = _largest(cosines, most)  # (B, most), falling
     near = cosines >= nearest.gather(1, n_neighbours.clamp(max=most)[:, None] - 1)
     return _with_self(near[rows] & near.T[rows], rows)
+
+
+def _largest(x: Tensor, n: int) -> Tensor:
+    """Return the n largest values of each row, falling; on a CPU, NumPy sorts rows several times faster than topk."""
+    if x.device.type != "cpu" or n < MIN_SORTED:
+        return torch.topk(x, n, dim=1).values
+    return torch.from_numpy(np.sort(x.numpy(), axis=1)[:, : -n - 1 : -1].copy())
 
 
 def listed(neighbours: Tensor, items: Tensor, rows: slice = ALL) -> Tensor:
