@@ -29,7 +29,7 @@ def draw_curves(log: list[dict[str, Any]], path: Path, panels: tuple[Panel, ...]
     from matplotlib.figure import Figure  # noqa: PLC0415 - would add half a second to the start of every fit
 
     named = {name for panel in panels for name in panel.names}
-    terms = Panel("loss terms", tuple(name for name in log[0] if name not in OTHER_LOG_KEYS | named))
+    terms = Panel("loss terms", tuple(name for name in log[-1] if name not in OTHER_LOG_KEYS | named))
     figure = Figure(figsize=(3.2 * (len(panels) + 2) - 0.8, 3.8), layout="constrained")
     *places, use = figure.subplots(1, len(panels) + 2, width_ratios=[*[3] * (len(panels) + 1), 2])
     for axes, panel in zip(places, (terms, *panels), strict=True):
@@ -39,11 +39,11 @@ def draw_curves(log: list[dict[str, Any]], path: Path, panels: tuple[Panel, ...]
 
 
 def _lines(axes: "Axes", log: list[dict[str, Any]], panel: Panel) -> None:
-    epochs = [record["epoch"] for record in log]
-    names = [name for name in panel.names if name in log[0]]
+    names = [name for name in panel.names if name in log[-1]]
     for name in names:
-        values = [np.nan if record.get(name) is None else record[name] for record in log]
-        axes.plot(epochs, values, label=name.replace("_", " "), linewidth=1.3)
+        records = [record for record in log if name in record]  # not every epoch has all numbers
+        values = [np.nan if record[name] is None else record[name] for record in records]
+        axes.plot([record["epoch"] for record in records], values, label=name.replace("_", " "), linewidth=1.3)
     axes.set(title=panel.title, xlabel="epoch")
     axes.grid(alpha=0.3)
     if panel.is_share:

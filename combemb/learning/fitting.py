@@ -61,7 +61,7 @@ def fit(
             return
         if stored and stored["n_novel"] is not None:
             method.n_novel_ = stored["n_novel"]
-        method.classes_, method.broken_ = data.labels.classes, data.broken
+        method.broken_ = data.broken
         method.check_ = _checked(method, data, run if stored else None, progress)
         check = {"hidden_check": method.check_.as_dict()} if method.check_ else {}
         method._begin(data, progress)
@@ -72,6 +72,7 @@ def fit(
             run.write_diagnosis(check)  # so that a resumed fit need not check again
             run.write_broken(data.broken)
         processes.wait_for_all()
+        method.classes_ = data.labels.classes
         method._fit(data, run, progress)
         if run and processes.is_first():
             log = getattr(method, "log_", [])

@@ -21,6 +21,7 @@ from combemb.system.progress import Display
 Terms = dict[str, Tensor]
 
 CHECKPOINT_SECONDS = 10.0
+STEPS_PER_DIAGNOSIS = 10  # small piles have epochs of a few steps, in which diagnostics would take a sixth of the time
 
 
 class Diverged(RuntimeError):
@@ -124,7 +125,7 @@ def train(
             record = {
                 "epoch": epoch + 1,
                 **_means(sums, len(data)),
-                **method.diagnostics(batch, data),
+                **(method.diagnostics(batch, data) if _is_diagnosed(epoch, n_epochs, len(data)) else {}),
                 "items_per_second": round(len(data) * n_items / seconds, 1),
             }
             record = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in record.items()}
@@ -139,6 +140,12 @@ def train(
     processes.same_state(module)  # processes have their own batch statistics if the whole backbone is trained
     module.eval()
     return log
+
+
+def _is_diagnosed(epoch: int, n_epochs: int, n_steps: int) -> bool:
+    """Return whether an epoch of n_steps is the last, or that in which another ten steps are complete."""
+    every = STEPS_PER_DIAGNOSIS
+    return epoch + 1 == n_epochs or (epoch + 1) * n_steps // every > epoch * n_steps // every
 
 
 def descend(parameters: Iterable[Tensor], optimiser: Optimizer, terms: Terms, clip_norm: float) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from combemb.learning.loop import Diverged, descend, schedule
+from combemb.learning.loop import Diverged, _is_diagnosed, descend, schedule
 from combemb.learning.run_folder import CHECKPOINT, LOG, WEIGHTS, RunFolder
 from tests.toy_methods import Dropping, One, Paper, Two, assert_same_state, make, toy_data
 
@@ -124,8 +124,14 @@ def test_every_epoch_leaves_one_record_with_its_mean_terms(kind, tmp_path):
 def test_a_number_that_is_undefined_is_logged_as_null(tmp_path):
     x, labels = toy_data()
     method = make(One, epochs=2).fit(x, labels, folder=tmp_path / "run")
-    assert [record["undefined"] for record in method.log_] == [None, None]
+    assert method.log_[-1]["undefined"] is None
     assert '"undefined": null' in (tmp_path / "run" / LOG).read_text()
+
+
+@pytest.mark.parametrize(("n_steps", "diagnosed"), [(3, [3, 6, 9, 11]), (10, list(range(11))), (25, list(range(11)))])
+def test_short_epochs_are_diagnosed_every_ten_steps_and_at_the_end(n_steps, diagnosed):
+    expected = [epoch for epoch in range(12) if epoch in {*diagnosed, 11}]
+    assert [epoch for epoch in range(12) if _is_diagnosed(epoch, 12, n_steps)] == expected
 
 
 def test_epochs_left_open_make_enough_steps():

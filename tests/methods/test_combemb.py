@@ -310,9 +310,9 @@ def test_the_log_counts_the_codes():
 
 
 def test_the_calibrated_threshold_moves_over_the_epochs():
-    method, _ = fitted(**SIMILAR, epochs=4)
-    thresholds = [record["threshold"] for record in method.log_]
-    assert len(set(thresholds)) == 4
+    method, _ = fitted(**SIMILAR, epochs=16)
+    thresholds = [record["threshold"] for record in method.log_ if "threshold" in record]
+    assert len(set(thresholds)) == len(thresholds) >= 4
     assert all(-1 <= threshold < 1 for threshold in thresholds)
     assert method.network_.threshold.item() == thresholds[-1]
 
