@@ -170,6 +170,7 @@ def _fitted_without(hidden: np.ndarray, method: Interface, data: Loaded, progres
     """Return a copy of a method that was fitted without the labels of some classes; None if too few are left."""
     copy = type(method)(**{**method.get_params(), "check": False})
     copy.image_input_, copy.path_, copy.broken_, copy.check_ = method.image_input_, method.path_, method.broken_, None
+    copy.activity = "checking on hidden classes"
     visible = data.relabelled(data.labels.hidden(np.isin(data.labels.values, hidden)))
     try:
         copy.check_labels(visible.labels)

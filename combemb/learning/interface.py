@@ -41,6 +41,7 @@ class Interface(ImageSettings, Settings, FittedState, ABC):
     paper: ClassVar[str]
     trial_settings: ClassVar[dict[str, Any]] = {}  # for `combemb.testing`, if its own small values do not suit
     uses_unlabelled: ClassVar[bool] = True  # False: `fit` ignores unlabelled items
+    activity = "training"  # what the progress of a fit is called; a copy may have another one
     predicts_by: ClassVar[str] = "clusters"  # what `predict` uses by default; "head" for a `HeadMethod`
 
     seed: int = setting(

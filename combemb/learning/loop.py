@@ -31,6 +31,8 @@ class Diverged(RuntimeError):
 class Trainable(Protocol):
     """What the loop needs from a method."""
 
+    activity: str
+
     @property
     def tower_(self) -> nn.Module:
         """Everything that is trained, with its buffers."""
@@ -97,7 +99,11 @@ def train(
     n_steps, n_items = n_epochs * len(data), data.n_labelled + data.n_unlabelled
     stored = time.monotonic()
     with Display(
-        "training", n_steps * n_items, "items", progress if processes.is_first() else False, first * len(data) * n_items
+        method.activity,
+        n_steps * n_items,
+        "items",
+        progress if processes.is_first() else False,
+        first * len(data) * n_items,
     ) as display:
         for epoch in range(first, n_epochs):
             began = time.monotonic()

@@ -145,6 +145,15 @@ def test_few_labels_are_no_reason_to_find_nothing():
     assert found.n_novel_interval[1] >= 3
 
 
+def test_a_class_whose_labelled_items_belong_to_what_is_novel_is_named():
+    """Two items of each novel class are labelled as one class, which lies between them."""
+    x, targets, labels = mixture([60] * 8, 4)
+    for c in range(4, 8):
+        labels[np.flatnonzero(targets == c)[:2]] = 4
+    with pytest.warns(Unsure, match="more than half of the labelled items look novel in 4: are the labels right"):
+        discover(x, labels)
+
+
 def test_wrong_labels_are_no_reason_to_fail():
     """Class 0 is labelled by items of what is novel."""
     x, targets, labels = mixture([60] * 7, 5)
