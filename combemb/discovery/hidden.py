@@ -26,9 +26,9 @@ MAX_SPREAD = 25.0  # of the novelty ratio, whose slope is guessed from it; class
 PRIOR_ITEMS = 1.0  # weight of the guess at slope and offset, in items
 LOCAL_SLOPE = 0.5  # guess at the weight of the regions
 FEW_LABELS = 2  # of the median class
-LOOK_SEEN = (0.2, 0.3, 0.4, 0.5)  # quantiles of the tested items; those below look seen
+CLEARLY_SEEN, LOOK_SEEN = (0.2, 0.3, 0.4, 0.5), (0.7, 0.8, 0.9)  # quantiles of the tested items; those below are
 STRANGER = 0.05  # share of items by which novel classes must be stranger than hidden ones to count as such
-MIN_COMPARED = 20  # tested and hidden items, to compare them with
+MIN_COMPARED, COMPARED_ENOUGH = 20, 50  # tested and hidden items, to compare with at all, and as well as by EM
 MAX_LOST = 0.08  # of the items of seen classes, which would be put right, but are called novel
 ONE_CLASS_SHARE = 0.9  # of the items of the only seen class that should stay in it
 
@@ -207,20 +207,36 @@ def _threshold(log_odds: np.ndarray, n_tested: int) -> float:
 def _seen_share(free: np.ndarray, seen: np.ndarray, hidden: np.ndarray) -> tuple[float, float]:
     """Return the share of items of seen classes among unlabelled ones, given log-odds for equal shares; and its doubt.
 
-    The likeliest share (EM) holds if novel classes look like hidden ones. If they are stranger, it explains the many
-    strange items by a larger share of novel ones. Items that look seen tell: their number, over what tested items
-    suggest, is the share if no novel item looks like them, and less if as many do as hidden ones.
+    Two estimates are averaged. The likeliest share (EM) uses all log-odds but is biased where these are not exact: it
+    was too large on most tuning splits. The number of items that look seen, corrected by how many tested and hidden
+    items do, is right on average; it counts the more, the more of these there are. Both hold if novel classes look like
+    hidden ones. If they are stranger, the likeliest share falls below what items that clearly look seen allow, as it
+    explains the many strange items by a larger share of novel ones. Then the middle of these bounds is taken.
     """
     share, ratio = 0.5, np.exp(np.clip(free, -30, 30))
     for _ in range(300):
         share = float(np.mean(share / (share + (1 - share) * ratio))) if len(ratio) else 1.0
-    if min(len(seen), len(hidden)) < MIN_COMPARED:
+    n = min(len(seen), len(hidden))
+    if n < MIN_COMPARED:
         return share, 0.0
-    at = np.quantile(seen, LOOK_SEEN)
+    low, high = _bounds(free, seen, hidden, CLEARLY_SEEN)
+    if share < low - STRANGER:
+        return (low + high) / 2, (high - low) / 2
+    corrected, _ = _bounds(free, seen, hidden, LOOK_SEEN)
+    return (n * corrected + COMPARED_ENOUGH * share) / (n + COMPARED_ENOUGH), 0.0
+
+
+def _bounds(
+    free: np.ndarray, seen: np.ndarray, hidden: np.ndarray, quantiles: tuple[float, ...]
+) -> tuple[float, float]:
+    """Return the share of seen items if novel ones look seen as often as hidden ones do, and if they never do.
+
+    Items look seen if their log-odds are below these quantiles of the tested items.
+    """
+    at = np.quantile(seen, quantiles)
     f, s, h = (np.searchsorted(np.sort(part), at, side="right") / len(part) for part in (free, seen, hidden))
     low = float(np.clip(np.median((f - h) / np.maximum(s - h, 0.05)), 0, 1))
-    high = float(np.clip(np.median(f / s), low, 1))
-    return (share, 0.0) if share >= low - STRANGER else ((low + high) / 2, (high - low) / 2)
+    return low, float(np.clip(np.median(f / s), low, 1))
 
 
 def _share(
