@@ -162,9 +162,41 @@ def test_new_photos_are_added(own_run: Path, tmp_path: Path):
     best = [hit for hit in result["hits"] if hit["score"] == result["hits"][0]["score"]]
     assert (str(tmp_path / "new/gnu/001.png"), "gnu") in [(hit["path"], hit["label"]) for hit in best]
     before = files(own_run)
-    message = refused("index", own_run, "--images", tmp_path / "new", "--add")
-    assert "2 of 2 items are in the index already, such as" in message
+    again = done("index", own_run, "--images", tmp_path / "new", "--add").stdout
+    assert "0 entries added; 2 items were in the index already" in again
     assert files(own_run) == before
+
+
+def test_a_folder_that_grew_is_added_again_without_what_was_there(own_run: Path, photos: Path, tmp_path: Path):
+    grown = shutil.copytree(photos, tmp_path / "grown")
+    done("index", own_run, "--images", grown, "--overwrite", "--quiet")
+    shutil.copy(grown / "ant/000.png", grown / "ant/new.png")
+    result = done("index", own_run, "--images", grown, "--add")
+    assert "1 entries added; 71 items were in the index already" in result.stdout
+    assert f"unreadable images left out of the index: 1\n  {grown / BROKEN}: " in result.stderr
+    before = files(own_run)
+    again = done("index", own_run, "--images", grown, "--add")  # the broken one is all that is new
+    assert "0 entries added; 72 items were in the index already" in again.stdout
+    assert str(grown / BROKEN) in again.stderr
+    assert files(own_run) == before
+    for number in range(8):
+        (grown / f"ant/empty-{number}.png").touch()
+    assert "at least 9 of 81 images cannot be read" in refused("index", own_run, "--images", grown, "--add")
+    assert files(own_run) == before
+
+
+def test_entries_are_removed_by_id_by_path_and_by_a_file_of_ids(
+    own_run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(photos)
+    (tmp_path / "gone.txt").write_text(f"{photos / 'bee/007.png'}\n\nbee/008.png\n")
+    gone = [str(photos / "ant/000.png"), "ant/001.png", tmp_path / "gone.txt"]
+    result = done("index", own_run, *(part for name in gone for part in ("--remove", name)))
+    assert "4 entries removed" in result.stdout
+    assert "67 entries" in result.stdout
+    names = {str(photos / name) for name in ("ant/000.png", "ant/001.png", "bee/007.png", "bee/008.png")}
+    assert entries(own_run)["id"] == [str(photos / IDS[i]) for i in KEPT if str(photos / IDS[i]) not in names]
+    assert names.isdisjoint(hit["id"] for hit in found(own_run, "ant/000.png", "-k", 100)[0]["hits"])
 
 
 def test_an_index_is_kept_without_overwrite(own_run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch):
@@ -245,7 +277,11 @@ def test_data_that_are_unknown_or_gone_have_to_be_named(items: Path, tmp_path: P
         (["--embeddings", "{items}", "--overwrite"], "x has 16 features; this model was fitted on 1280"),
         (["--images", "nowhere"], "cannot read nowhere: there is no such file or folder"),
         (["--add"], "--add needs data to add; use --images or --embeddings"),
-        (["--add", "--overwrite"], "--add and --overwrite are mutually exclusive"),
+        (["--add", "--overwrite"], "--add, --remove and --overwrite are mutually exclusive"),
+        (["--remove", "x", "--overwrite"], "--add, --remove and --overwrite are mutually exclusive"),
+        (["--remove", "x", "--images", "{photos}"], "--remove takes ids; leave --images"),
+        (["--remove", "x", "--remove", "y"], "2 of 2 ids are not in the index, such as 'x'; give ids as in the column"),
+        (["--remove", "{photos}/cat/013.png"], "neither an id of the index nor a text file of ids"),
         (["--overwrite", "--labels", "{items}"], "cannot read labels from"),
     ],
 )
@@ -262,12 +298,13 @@ def test_an_index_of_the_wrong_things_is_refused(
     [
         ("{items}", "x has 16 features; this model was fitted on 1280"),
         ("{photos}/nothing.jpg", "there is no such file or folder"),
-        ("{photos}/cat/013.png", "1 of 1 images cannot be read"),
+        ("{photos}/cat/013.png", "error: cannot read {photos}/cat/013.png: "),
         ("{run}/run.json", "unknown suffix '.json'"),
     ],
 )
 def test_a_query_of_the_wrong_kind_is_refused(run: Path, photos: Path, items: Path, query: str, message: str):
-    assert message in refused("search", run, query.format(run=run, photos=photos, items=items))
+    places = {"run": run, "photos": photos, "items": items}
+    assert message.format(**places) in refused("search", run, query.format(**places))
 
 
 def test_an_image_cannot_query_embeddings(item_run: Path, photos: Path):
