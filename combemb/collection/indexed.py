@@ -5,6 +5,7 @@ import json
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,9 +32,10 @@ METADATA_KEY = b"combemb_entries"  # in the Parquet file, for the digests of mod
 
 @dataclass(frozen=True, kw_only=True)
 class Hit(Entry):
-    """An entry that a query found; a larger score is nearer."""
+    """An entry that a query found; a larger score is nearer. `is_missing`: its file did not exist at the search."""
 
     score: float
+    is_missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,11 +203,15 @@ class Collection:
         data, asked = self._load(*listed(read_given(queries)), progress)
         found = self._index.search(self.model.embed(data, progress=progress), k)
         rows = np.asarray(found.ids)  # (Q, k)
-        nearest = iter(self.entries.take(rows.ravel()).to_pylist())
-        return [
-            SearchResult(Entry(**query), [Hit(**next(nearest), score=score) for score in scores.tolist()])
-            for query, scores in zip(asked.to_pylist(), found.scores, strict=True)
-        ]
+        nearest = self.entries.take(rows.ravel()).to_pylist()
+        missing = {
+            path for path in {entry["path"] for entry in nearest} if path is not None and not Path(path).exists()
+        }
+        hits = iter(
+            Hit(**entry, score=score, is_missing=entry["path"] in missing)
+            for entry, score in zip(nearest, np.concatenate(found.scores).tolist(), strict=True)
+        )
+        return [SearchResult(Entry(**query), list(islice(hits, rows.shape[1]))) for query in asked.to_pylist()]
 
     def save(self) -> None:
         """Write index and entries into the run folder; the old files stay until the new ones are complete."""

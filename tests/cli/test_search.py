@@ -146,6 +146,31 @@ def test_a_page_holds_the_query_and_its_hits(run: Path, photos: Path, tmp_path: 
     assert page.read_text().count("<img ") == 8
 
 
+def test_files_that_no_longer_exist_are_marked(own_run: Path, photos: Path, tmp_path: Path):
+    pile = shutil.copytree(photos, tmp_path / "pile")
+    done("index", own_run, "--images", pile, "--overwrite")
+    gone = {str(pile / name) for name in ("ant/000.png", "bee/008.png")}
+    for name in gone:
+        Path(name).unlink()
+    query, page = photos / "ant/000.png", tmp_path / "page.html"
+    hits = found(own_run, query, "-k", 71)[0]["hits"]
+    assert {hit["id"] for hit in hits if hit["is_missing"]} == gone
+    shown = done("search", own_run, query, "-k", 71, "--html", page).stdout.splitlines()
+    assert {line.split()[3] for line in shown if line.endswith("  (missing)")} == gone
+    assert f"files that no longer exist: 2, marked as missing; combemb index {own_run} --remove ID" in shown[-2]
+    assert page.read_text().count("file is missing") == 2
+
+
+def test_one_broken_query_of_a_few_is_left_out(run: Path, photos: Path, tmp_path: Path):
+    queries = shutil.copytree(photos / "cat", tmp_path / "queries")
+    for name in sorted(queries.iterdir())[3:]:
+        name.unlink()
+    assert (queries / "013.png").exists()
+    result = done("search", run, queries, "--json", "-k", 1)
+    assert len(json.loads(result.stdout)) == 2
+    assert f"unreadable images left out of the search: 1\n  {queries / '013.png'}: " in result.stderr
+
+
 def test_quiet_prints_nothing(own_run: Path, photos: Path, tmp_path: Path):
     assert done("index", own_run, "--images", photos / "ant", "--overwrite", "--quiet").output == ""
     assert done("search", own_run, photos / "ant/000.png", "--quiet", "--html", tmp_path / "page.html").output == ""
@@ -248,7 +273,7 @@ def test_embeddings_keep_their_ids_and_labels(item_run: Path, items: Path):
     for i, result in enumerate(results):
         (hit,) = result["hits"]
         first = int((codes == codes[i]).all(dim=1).int().argmax())
-        expected = {"id": f"item-{first}", "path": None, "label": labels[first], "score": 16.0}
+        expected = {"id": f"item-{first}", "path": None, "label": labels[first], "score": 16.0, "is_missing": False}
         assert (result["query"]["label"], hit) == (labels[i], expected)
 
 
