@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from combemb.cli import demo, discover, doctor, embed, fit, index, search, settings
+from combemb.cli import demo, discover, doctor, embed, export, fit, index, search, settings
 from combemb.system.version import __version__
 
 app = typer.Typer(
@@ -13,7 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-data_verbs = (fit.fit, embed.embed, embed.encode, index.index, search.search, discover.discover)
+data_verbs = (fit.fit, embed.embed, embed.encode, index.index, search.search, discover.discover, export.export)
 for verb in (*data_verbs, settings.settings, demo.demo, doctor.doctor):
     app.command()(verb)
 

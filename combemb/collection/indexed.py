@@ -213,6 +213,12 @@ class Collection:
         )
         return [SearchResult(Entry(**query), list(islice(hits, rows.shape[1]))) for query in asked.to_pylist()]
 
+    def to_index(self, *, numbered: bool = False) -> CodeIndex:
+        """Return an index of its own with the codes of all entries, by their ids or numbered by their rows."""
+        index = CodeIndex(self.model.codebook)
+        index.add(self._index.codes(), None if numbered else self.entries["id"])
+        return index
+
     def save(self) -> None:
         """Write index and entries into the run folder; the old files stay until the new ones are complete."""
 
