@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from combemb.cli import demo, discover, doctor, embed, export, fit, index, search, settings
+from combemb.cli import cache, demo, discover, doctor, embed, export, fit, index, search, settings
 from combemb.system.version import __version__
 
 app = typer.Typer(
@@ -14,7 +14,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 data_verbs = (fit.fit, embed.embed, embed.encode, index.index, search.search, discover.discover, export.export)
-for verb in (*data_verbs, settings.settings, demo.demo, doctor.doctor):
+for verb in (*data_verbs, settings.settings, demo.demo, cache.cache, doctor.doctor):
     app.command()(verb)
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from combemb import methods
+from combemb.backbones.efficientnet_lite0 import EfficientNetLite0
 from combemb.cli.search import print_results
 from combemb.collection.indexed import Hit, SearchResult
 from combemb.data.entries import Entry
@@ -208,6 +209,23 @@ def test_a_folder_that_grew_is_added_again_without_what_was_there(own_run: Path,
         (grown / f"ant/empty-{number}.png").touch()
     assert "at least 9 of 81 images cannot be read" in refused("index", own_run, "--images", grown, "--add")
     assert files(own_run) == before
+
+
+def test_adding_one_photo_extracts_one_photo(own_run: Path, photos: Path, tmp_path: Path, monkeypatch):
+    grown = shutil.copytree(photos, tmp_path / "grown")
+    done("index", own_run, "--images", grown, "--overwrite", "--quiet")
+    (grown / BROKEN).unlink()
+    Image.fromarray(255 - PIXELS[0]).save(grown / "ant/first.png")
+    seen: list[int] = []
+    forward = EfficientNetLite0.before_last
+
+    def counted(self, pixels):
+        seen.append(len(pixels))
+        return forward(self, pixels)
+
+    monkeypatch.setattr(EfficientNetLite0, "before_last", counted)
+    assert "1 entries added; 71 items" in done("index", own_run, "--images", grown, "--add").stdout
+    assert sum(seen[1:]) == 1  # the first one shows how many features there are
 
 
 def test_entries_are_removed_by_id_by_path_and_by_a_file_of_ids(
