@@ -35,7 +35,8 @@ def index(
 ) -> None:
     """Make the data that the run was fitted on searchable, or other data; the index is stored in the run folder.
 
-    Test items of the fitted data are not indexed; all items of `--images` are.
+    Test items of the fitted data are not indexed; all items of `--images` are. Images that cannot be read are left out
+    and listed; if they are several and more than 10 % of those given, nothing is indexed.
 
     The id of an image is its path. An image that has changed keeps its old code until it is removed and added again.
 

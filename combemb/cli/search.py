@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,6 +48,7 @@ def search(
 
     Example: `combemb search runs/photos bird.jpg -k 20 --html hits.html`
     """
+    from combemb.collection.index_files import index_command
     from combemb.collection.indexed import Collection
     from combemb.explorer.contact_sheet import write_contact_sheet
 
@@ -68,7 +68,7 @@ def search(
             print_results(results, out)
             n_missing = len({hit.path for found in results for hit in found.hits if hit.is_missing})
             if n_missing:
-                hint = f"combemb index {shlex.quote(str(run))} --remove ID, or --overwrite if they moved"
+                hint = f"{index_command(run)} --remove ID, or --overwrite if they moved"
                 say(f"files that no longer exist: {n_missing:,}, marked as missing; {hint}")
             if html:
                 say(f"written to {html}")

@@ -1,8 +1,5 @@
 """The indexed items of a run folder, each with its path and label, and their search."""
 
-import hashlib
-import json
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -12,22 +9,23 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from safetensors import safe_open
 
 from combemb import methods
+from combemb.collection.index_files import (
+    digest_of_weights,
+    has_index,
+    index_command,
+    read_index_files,
+    write_index_files,
+)
 from combemb.data.entries import ENTRY_SCHEMA, Entry, listed
 from combemb.data.given import Given, Loaded, read_given
 from combemb.data.images import ManyBroken, refuse_many_broken
 from combemb.learning.codes import CodeMethod, require_codes
 from combemb.learning.method import Method
-from combemb.learning.run_folder import ENTRIES, INDEX, WEIGHTS, RunFolder
+from combemb.learning.run_folder import ENTRIES, RunFolder
 from combemb.search.index import CodeIndex
 from combemb.system.errors import UnknownData, require
-from combemb.system.files import write_atomically
-
-ENTRIES_FORMAT = 1
-METADATA_KEY = b"combemb_entries"  # in the Parquet file, for the digests of model and index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class Collection:
     def __init__(self, run: str | Path):
         self.folder = Path(run)
         self.model: CodeMethod = require_codes(methods.load(run))
-        self._weights = _digest_of_weights(self.folder)
+        self._weights = digest_of_weights(self.folder)
         self._index = CodeIndex(self.model.codebook)  # its id i is row i of the entries, so it is not public
         self._entries: pa.Table = ENTRY_SCHEMA.empty_table()
         self.broken: dict[str, str] = {}
@@ -108,19 +106,10 @@ class Collection:
         """Return the collection in a run folder; raise a ValueError if it is missing, damaged or of another model."""
         RunFolder(run).config()  # raises an error if this is not a run folder
         if not has_index(run):
-            raise ValueError(f"{run} has no index yet; make one: {_command(run)}")
+            raise ValueError(f"{run} has no index yet; make one: {index_command(run)}")
         collection = cls(run)
-        entries, about = _read_entries(collection.folder)
-        if about.get("model") != collection._weights:
-            raise ValueError(f"the index in {run} was made before the model was fitted again; {_again(run)}")
-        try:
-            collection._index = CodeIndex.load(collection.folder / INDEX, codebook=collection.model.codebook)
-        except ValueError as error:
-            raise ValueError(f"{error}: {_command(run)} --overwrite") from error
-        is_other = about.get("index") != _digest_of_index(collection.folder / INDEX)
-        if is_other or len(entries) != len(collection._index):
-            raise ValueError(f"{INDEX} and {ENTRIES} in {run} do not belong together; {_again(run)}")
-        collection._entries = entries
+        read = read_index_files(collection.folder, collection.model.codebook, collection._weights)
+        collection._index, collection._entries = read
         return collection
 
     def __len__(self) -> int:
@@ -221,17 +210,7 @@ class Collection:
 
     def save(self) -> None:
         """Write index and entries into the run folder; the old files stay until the new ones are complete."""
-
-        def write_both(temporary: Path) -> None:
-            self._index.save(temporary)
-            about = {"format": ENTRIES_FORMAT, "model": self._weights, "index": _digest_of_index(temporary)}
-            table = self.entries.replace_schema_metadata({METADATA_KEY: json.dumps(about)})
-            write_atomically(
-                self.folder / ENTRIES,
-                lambda path: pq.write_table(table, path, compression="zstd", write_page_checksum=True),
-            )
-
-        write_atomically(self.folder / INDEX, write_both)
+        write_index_files(self.folder, self._index, self.entries, self._weights)
 
     def _add(self, given: Given, progress: bool | None, skip_known: bool = False) -> int:
         given, entries = listed(given, self._next_number())
@@ -293,11 +272,6 @@ def _refuse_repeated(ids: pa.ChunkedArray) -> None:
         raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]!r}; every item needs its own")
 
 
-def has_index(run: str | Path) -> bool:
-    """Return whether a run folder has an index, complete or not."""
-    return (Path(run) / INDEX).exists() or (Path(run) / ENTRIES).exists()
-
-
 def given_or_fitted(x: Any, labels: Any, model: Method, run: str | Path) -> Given:
     """Return x, or the data of the fit without a test split; raise UnknownData if nobody knows where these are."""
     if x is not None:
@@ -307,35 +281,3 @@ def given_or_fitted(x: Any, labels: Any, model: Method, run: str | Path) -> Give
     if not Path(model.path_).exists():
         raise UnknownData(f"the data that {run} was fitted on are no longer at {model.path_}; say where they are now")
     return read_given(Path(model.path_), labels).training_part()
-
-
-def _read_entries(folder: Path) -> tuple[pa.Table, dict[str, Any]]:
-    path = folder / ENTRIES
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        about = json.loads(table.schema.metadata[METADATA_KEY])
-        if about["format"] != ENTRIES_FORMAT:
-            raise ValueError(f"it has format {about['format']}, this combemb reads {ENTRIES_FORMAT}")
-        return table.cast(ENTRY_SCHEMA), about
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise ValueError(f"cannot read {path}: {str(error).splitlines()[0]}; {_again(folder)}") from error
-
-
-def _digest_of_weights(folder: Path) -> str:
-    """Return a digest that changes with every fit, as the codebook may not: all binary ones are equal."""
-    with (folder / WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest_of_index(path: Path) -> str:
-    """Return a digest of the header of the file alone, which has a checksum of every array."""
-    with safe_open(path, "np") as file:
-        return hashlib.sha256(json.dumps(file.metadata(), sort_keys=True).encode()).hexdigest()
-
-
-def _command(run: str | Path) -> str:
-    return f"combemb index {shlex.quote(str(run))}"
-
-
-def _again(run: str | Path) -> str:
-    return f"index again: {_command(run)} --overwrite"
