@@ -40,9 +40,9 @@ def cache(
             raise ValueError(f"unknown action {action!r}; choose one of {', '.join(ACTIONS)}")
         if action == "prune":
             deleted = prune_features(days)
-            say(f"deleted: features of {len(deleted):,} sets of images, {_size(deleted)}")
+            say(f"sets of images whose features were deleted: {len(deleted):,}, {_size(deleted)}")
         there = cached_features()
-        say(f"{cache_root(None)}: features of {len(there):,} sets of images, {_size(there)}")
+        say(f"{cache_root(None)}: sets of images with features: {len(there):,}, {_size(there)}")
         for found in there if action == "show" else ():
             about = f"{found.n_images:,} images, {found.n_views} views{'' if found.is_finished else ', unfinished'}"
             used = datetime.fromtimestamp(found.used).strftime("%Y-%m-%d")

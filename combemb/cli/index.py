@@ -59,10 +59,10 @@ def index(
             n_before = len(collection)
             if remove:
                 collection.remove(_chosen_ids(remove, collection))
-                say(f"{n_before - len(collection):,} entries removed")
+                say(f"entries removed: {n_before - len(collection):,}")
             else:
                 n_skipped = collection.add(data, labels=names, skip_known=True, progress=not quiet)
-                say(f"{len(collection) - n_before:,} entries added; {n_skipped:,} items were in the index already")
+                say(f"entries added: {len(collection) - n_before:,}; skipped, in the index already: {n_skipped:,}")
             if len(collection) != n_before:
                 collection.save()
         else:

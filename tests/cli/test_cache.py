@@ -28,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def images_of(cache: Path) -> list[str]:
     """The second to last column of what is shown, of each set."""
     head, *lines = done("cache").stdout.splitlines()
-    assert head.startswith(f"{cache}: features of {len(lines)} sets of images, ")
+    assert head.startswith(f"{cache}: sets of images with features: {len(lines)}, ")
     return [line.split("  ")[-2] for line in lines]
 
 
@@ -40,18 +40,18 @@ def test_every_set_of_images_is_shown_the_last_used_first(cache: Path):
 
 def test_what_was_not_used_is_pruned_and_extracted_again(cache: Path, tmp_path: Path):
     said = done("cache", "prune").stdout
-    assert "deleted: features of 1 sets of images, " in said
+    assert "deleted: 1, " in said
     assert images_of(cache) == ["12 images, 3 views"]
     backbone = Tiny()
     assert not run(files(tmp_path / "30", 30), None, backbone).is_hit
     assert backbone.n_seen == 90
-    assert "deleted: features of 2 sets" in done("cache", "prune", "--days", 0).stdout
+    assert "deleted: 2, " in done("cache", "prune", "--days", 0).stdout
     assert images_of(cache) == []
 
 
 def test_a_use_counts(cache: Path, tmp_path: Path):
     assert run(Images(files=sorted((tmp_path / "30").iterdir())), None).is_hit
-    assert "deleted: features of 0 sets of images" in done("cache", "prune").stdout
+    assert "deleted: 0, " in done("cache", "prune").stdout
     assert images_of(cache) == ["30 images, 3 views", "12 images, 3 views"]
 
 
@@ -59,7 +59,7 @@ def test_what_another_process_writes_is_kept(cache: Path):
     held = max(cache.glob("features/*"), key=lambda path: path.stat().st_mtime)
     before = sorted(held.iterdir())
     with FileLock(held / ".lock"):
-        assert "deleted: features of 1 sets" in done("cache", "prune", "--days", 0).stdout
+        assert "deleted: 1, " in done("cache", "prune", "--days", 0).stdout
         assert sorted(held.iterdir()) == before
 
 
@@ -80,6 +80,6 @@ def test_an_interrupted_extraction_and_damaged_records_are_shown(cache: Path, tm
 def test_an_empty_cache_and_an_unknown_action(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COMBEMB_CACHE", str(tmp_path / "none"))
     assert images_of(tmp_path / "none") == []
-    assert "deleted: features of 0 sets" in done("cache", "prune").stdout
+    assert "deleted: 0, " in done("cache", "prune").stdout
     assert not (tmp_path / "none").exists()
     assert "unknown action 'purge'; choose one of show, prune" in refused("cache", "purge")

@@ -189,7 +189,7 @@ def test_new_photos_are_added(own_run: Path, tmp_path: Path):
     assert (str(tmp_path / "new/gnu/001.png"), "gnu") in [(hit["path"], hit["label"]) for hit in best]
     before = files(own_run)
     again = done("index", own_run, "--images", tmp_path / "new", "--add").stdout
-    assert "0 entries added; 2 items were in the index already" in again
+    assert "entries added: 0; skipped, in the index already: 2\n" in again
     assert files(own_run) == before
 
 
@@ -198,11 +198,11 @@ def test_a_folder_that_grew_is_added_again_without_what_was_there(own_run: Path,
     done("index", own_run, "--images", grown, "--overwrite", "--quiet")
     shutil.copy(grown / "ant/000.png", grown / "ant/new.png")
     result = done("index", own_run, "--images", grown, "--add")
-    assert "1 entries added; 71 items were in the index already" in result.stdout
+    assert "entries added: 1; skipped, in the index already: 71\n" in result.stdout
     assert f"unreadable images left out of the index: 1\n  {grown / BROKEN}: " in result.stderr
     before = files(own_run)
     again = done("index", own_run, "--images", grown, "--add")  # the broken one is all that is new
-    assert "0 entries added; 72 items were in the index already" in again.stdout
+    assert "entries added: 0; skipped, in the index already: 72\n" in again.stdout
     assert str(grown / BROKEN) in again.stderr
     assert files(own_run) == before
     for number in range(8):
@@ -224,7 +224,10 @@ def test_adding_one_photo_extracts_one_photo(own_run: Path, photos: Path, tmp_pa
         return forward(self, pixels)
 
     monkeypatch.setattr(EfficientNetLite0, "before_last", counted)
-    assert "1 entries added; 71 items" in done("index", own_run, "--images", grown, "--add").stdout
+    assert (
+        "entries added: 1; skipped, in the index already: 71\n"
+        in done("index", own_run, "--images", grown, "--add").stdout
+    )
     assert sum(seen[1:]) == 1  # the first one shows how many features there are
 
 
@@ -235,7 +238,7 @@ def test_entries_are_removed_by_id_by_path_and_by_a_file_of_ids(
     (tmp_path / "gone.txt").write_text(f"{photos / 'bee/007.png'}\n\nbee/008.png\n")
     gone = [str(photos / "ant/000.png"), "ant/001.png", tmp_path / "gone.txt"]
     result = done("index", own_run, *(part for name in gone for part in ("--remove", name)))
-    assert "4 entries removed" in result.stdout
+    assert "entries removed: 4\n" in result.stdout
     assert "67 entries" in result.stdout
     names = {str(photos / name) for name in ("ant/000.png", "ant/001.png", "bee/007.png", "bee/008.png")}
     assert entries(own_run)["id"] == [str(photos / IDS[i]) for i in KEPT if str(photos / IDS[i]) not in names]
