@@ -54,6 +54,7 @@ def index(
         if remove and (data is not None or labels is not None):
             raise ValueError("--remove takes ids; leave --images, --embeddings and --labels out")
         names = read_label_file(labels)
+        n_before = 0
         if add or remove:
             collection = Collection.open(run)
             n_before = len(collection)
@@ -72,7 +73,8 @@ def index(
         labelled = f"{len(collection):,} entries, {collection.n_labelled:,} of them labelled"
         say(f"{labelled}, with {n_codes:,} distinct codes of {bits} bits")
         sizes = [f"{name} ({decimal((run / name).stat().st_size)})" for name in (INDEX, ENTRIES)]
-        say(f"written to {run}: {', '.join(sizes)}")
+        is_written = len(collection) != n_before
+        say(f"{'written to' if is_written else 'unchanged in'} {run}: {', '.join(sizes)}")
 
 
 def _chosen_ids(texts: list[str], collection: Collection) -> list[str]:

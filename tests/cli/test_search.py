@@ -190,6 +190,7 @@ def test_new_photos_are_added(own_run: Path, tmp_path: Path):
     before = files(own_run)
     again = done("index", own_run, "--images", tmp_path / "new", "--add").stdout
     assert "entries added: 0; skipped, in the index already: 2\n" in again
+    assert f"unchanged in {own_run}: " in again
     assert files(own_run) == before
 
 
