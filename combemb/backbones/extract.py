@@ -150,6 +150,7 @@ def _in_memory(decoder: "_Decoder", network: Network, device: torch.device) -> F
 
 
 def _features(folder: Folder, stored: Stored, n_views: int, is_hit: bool) -> Features:
+    folder.mark_used()
     x = stored.x[:n_views].transpose(1, 0, 2)
     return Features(x, stored.rows, stored.broken, folder.path, is_hit)
 

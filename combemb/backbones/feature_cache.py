@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -95,6 +95,11 @@ class Folder:
         """Delete all files, finished or not; the records first, because the others mean nothing without them."""
         for path in sorted(self.path.glob("[!.]*"), key=lambda path: path.suffix != ".json"):
             path.unlink(missing_ok=True)
+
+    def mark_used(self) -> None:
+        """Record the time of this use, by which the cache is pruned, as that of the folder."""
+        with suppress(OSError):  # a cache that cannot be written can still be read
+            os.utime(self.path)
 
     @contextmanager
     def alone(self, progress: bool | None) -> Iterator[None]:

@@ -1,24 +1,36 @@
 """The command line: one file per verb. Verbs import what they need when they are called, so that help comes at once."""
 
 import sys
+from typing import Annotated
 
 import typer
 
-from combemb.cli import demo, discover, embed, fit, index, search, settings
+from combemb.cli import cache, demo, discover, doctor, embed, export, fit, index, search, settings
+from combemb.system.version import __version__
 
 app = typer.Typer(
     help="Learn from partly labelled images or embeddings; then embed, encode, search and discover novel classes.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
 )
-data_verbs = (fit.fit, embed.embed, embed.encode, index.index, search.search, discover.discover)
-for verb in (*data_verbs, settings.settings, demo.demo):
+data_verbs = (fit.fit, embed.embed, embed.encode, index.index, search.search, discover.discover, export.export)
+for verb in (*data_verbs, settings.settings, demo.demo, cache.cache, doctor.doctor):
     app.command()(verb)
 
 
+def show_version(is_asked: bool) -> None:
+    """Print the version and leave."""
+    if is_asked:
+        typer.echo(f"combemb {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def start() -> None:
+def start(
+    _: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Make modules in the current folder importable, after all others, so that a user's own method is found."""
     if "" not in sys.path:
         sys.path.append("")

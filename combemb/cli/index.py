@@ -1,6 +1,10 @@
 """`combemb index`: make the items of a run searchable."""
 
-from typing import Annotated
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
@@ -8,19 +12,33 @@ from rich.filesize import decimal
 from combemb.cli.console import running, say, tell_broken
 from combemb.cli.options import Embeddings, Images, LabelFile, Overwrite, Quiet, Run, chosen_data, read_label_file
 
+if TYPE_CHECKING:
+    from combemb.collection.indexed import Collection
+
 
 def index(
     run: Run,
     images: Images = None,
     embeddings: Embeddings = None,
     labels: LabelFile = None,
-    add: Annotated[bool, typer.Option("--add", help="Add to the existing index.")] = False,
+    add: Annotated[
+        bool, typer.Option("--add", help="Add to the existing index; items that are in it already are skipped.")
+    ] = False,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID", help="Remove an entry by its id, or those in a text file, an id per line. Repeatable."
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Make the data that the run was fitted on searchable, or other data; the index is stored in the run folder.
 
-    Test items of the fitted data are not indexed; all items of `--images` are.
+    Test items of the fitted data are not indexed; all items of `--images` are. Images that cannot be read are left out
+    and listed; if they are several and more than 10 % of those given, nothing is indexed.
+
+    The id of an image is its path. An image that has changed keeps its old code until it is removed and added again.
 
     Example: `combemb index runs/photos`, and later `combemb index runs/photos --images new-photos/ --add`
     """
@@ -29,20 +47,51 @@ def index(
 
     with running(quiet, "stopped; the index is unchanged"):
         data = chosen_data(images, embeddings)
-        if add and overwrite:
-            raise ValueError("--add and --overwrite are mutually exclusive; choose one")
+        if (add + overwrite + bool(remove)) > 1:
+            raise ValueError("--add, --remove and --overwrite are mutually exclusive; choose one")
         if add and data is None:
             raise ValueError("--add needs data to add; use --images or --embeddings")
+        if remove and (data is not None or labels is not None):
+            raise ValueError("--remove takes ids; leave --images, --embeddings and --labels out")
         names = read_label_file(labels)
-        if add:
+        n_before = 0
+        if add or remove:
             collection = Collection.open(run)
-            collection.add(data, labels=names, progress=not quiet)
-            collection.save()
+            n_before = len(collection)
+            if remove:
+                collection.remove(_chosen_ids(remove, collection))
+                say(f"entries removed: {n_before - len(collection):,}")
+            else:
+                n_skipped = collection.add(data, labels=names, skip_known=True, progress=not quiet)
+                say(f"entries added: {len(collection) - n_before:,}; skipped, in the index already: {n_skipped:,}")
+            if len(collection) != n_before:
+                collection.save()
         else:
             collection = Collection.build(run, data, labels=names, overwrite=overwrite, progress=not quiet)
         tell_broken(collection.broken, "the index")
-        n_codes, bits = collection.index.n_codes, collection.model.codebook.bits
+        n_codes, bits = collection.n_codes, collection.model.codebook.bits
         labelled = f"{len(collection):,} entries, {collection.n_labelled:,} of them labelled"
         say(f"{labelled}, with {n_codes:,} distinct codes of {bits} bits")
         sizes = [f"{name} ({decimal((run / name).stat().st_size)})" for name in (INDEX, ENTRIES)]
-        say(f"written to {run}: {', '.join(sizes)}")
+        is_written = len(collection) != n_before
+        say(f"{'written to' if is_written else 'unchanged in'} {run}: {', '.join(sizes)}")
+
+
+def _chosen_ids(texts: list[str], collection: Collection) -> list[str]:
+    """Return the ids that --remove names. A path that is in the index, also from here, is an id, not a file of ids."""
+    known = set(collection.entries["id"].to_pylist())
+
+    def as_id(text: str) -> str:
+        path = os.path.abspath(text)  # noqa: PTH100 - links stay, as in the ids
+        return path if text not in known and path in known else text
+
+    ids = []
+    for text in texts:
+        if as_id(text) in known or not Path(text).is_file():
+            ids.append(as_id(text))
+            continue
+        try:
+            ids += [as_id(line) for line in Path(text).read_text().splitlines() if line.strip()]
+        except UnicodeDecodeError:
+            raise ValueError(f"--remove {text}: neither an id of the index nor a text file of ids") from None
+    return ids

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from combemb.collection.indexed import SearchResult
 
 HEAD = ("rank", "score", "label", "path or id")
+MISSING = "  (missing)"
 
 
 def search(
@@ -40,10 +41,14 @@ def search(
     The score says how similar the query is to the code of an entry; larger is nearer. It is the sum, over the sets of
     code words, of the similarity between the query's sub-vector and the entry's word. For CombEmb these are cosines,
     so the score is at most the number of sets; for binary codes it is bits - 2 x (differing bits). Entries with equal
-    codes have equal scores and are listed in the order in which they were added.
+    codes have equal scores and are listed in the order in which they were added. A hit whose file no longer exists is
+    marked as missing.
+
+    Queries that cannot be read are left out and listed; if they are several and more than 10 %, this is an error.
 
     Example: `combemb search runs/photos bird.jpg -k 20 --html hits.html`
     """
+    from combemb.collection.index_files import index_command
     from combemb.collection.indexed import Collection
     from combemb.explorer.contact_sheet import write_contact_sheet
 
@@ -61,6 +66,10 @@ def search(
             typer.echo(json.dumps([asdict(found) for found in results], indent=2))
         else:
             print_results(results, out)
+            n_missing = len({hit.path for found in results for hit in found.hits if hit.is_missing})
+            if n_missing:
+                hint = f"{index_command(run)} --remove ID, or --overwrite if they moved"
+                say(f"files that no longer exist: {n_missing:,}, marked as missing; {hint}")
             if html:
                 say(f"written to {html}")
 
@@ -73,7 +82,7 @@ def print_results(results: list[SearchResult], console: Console) -> None:
             gap = "\n" if number else ""
             console.print(f"{gap}{printable(found.query.id)}{about}", markup=False, soft_wrap=True, style="bold")
         rows = [
-            (str(rank), f"{hit.score:.3f}", printable(hit.label or "-"), printable(hit.id))
+            (str(rank), f"{hit.score:.3f}", printable(hit.label or "-"), printable(hit.id) + MISSING * hit.is_missing)
             for rank, hit in enumerate(found.hits, start=1)
         ]
         if console.is_terminal:

@@ -1,37 +1,39 @@
 """The indexed items of a run folder, each with its path and label, and their search."""
 
-import hashlib
-import json
-import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from safetensors import safe_open
 
 from combemb import methods
+from combemb.collection.index_files import (
+    digest_of_weights,
+    has_index,
+    index_command,
+    read_index_files,
+    write_index_files,
+)
 from combemb.data.entries import ENTRY_SCHEMA, Entry, listed
 from combemb.data.given import Given, Loaded, read_given
+from combemb.data.images import ManyBroken, refuse_many_broken
 from combemb.learning.codes import CodeMethod, require_codes
 from combemb.learning.method import Method
-from combemb.learning.run_folder import ENTRIES, INDEX, WEIGHTS, RunFolder
+from combemb.learning.run_folder import ENTRIES, RunFolder
 from combemb.search.index import CodeIndex
-from combemb.system.errors import UnknownData
-from combemb.system.files import write_atomically
-
-ENTRIES_FORMAT = 1
-METADATA_KEY = b"combemb_entries"  # in the Parquet file, for the digests of model and index
+from combemb.system.errors import UnknownData, require
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hit(Entry):
-    """An entry that a query found; a larger score is nearer."""
+    """An entry that a query found; a larger score is nearer. `is_missing`: its file did not exist at the search."""
 
     score: float
+    is_missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class SearchResult:
 class Collection:
     """The entries of a run folder, searched by images or embeddings.
 
-    `index` holds the codes; its entry i is row i of `entries`, a table of id, path and label. `broken` names the
-    images that the last `add` or `search` could not read, with the reasons. Use `build` and `open`; the constructor
+    `entries` is a table of id, path and label, which `add` and `remove` change together with the codes. `broken` names
+    the images that the last `add` or `search` could not read, with the reasons. Use `build` and `open`; the constructor
     makes an empty collection for the model of a run, and nothing is written before `save`.
 
     Parameters
@@ -58,9 +60,9 @@ class Collection:
     def __init__(self, run: str | Path):
         self.folder = Path(run)
         self.model: CodeMethod = require_codes(methods.load(run))
-        self._weights = _digest_of_weights(self.folder)
-        self.index = CodeIndex(self.model.codebook)
-        self.entries: pa.Table = ENTRY_SCHEMA.empty_table()
+        self._weights = digest_of_weights(self.folder)
+        self._index = CodeIndex(self.model.codebook)  # its id i is row i of the entries, so it is not public
+        self._entries: pa.Table = ENTRY_SCHEMA.empty_table()
         self.broken: dict[str, str] = {}
 
     @classmethod
@@ -104,32 +106,71 @@ class Collection:
         """Return the collection in a run folder; raise a ValueError if it is missing, damaged or of another model."""
         RunFolder(run).config()  # raises an error if this is not a run folder
         if not has_index(run):
-            raise ValueError(f"{run} has no index yet; make one: {_command(run)}")
+            raise ValueError(f"{run} has no index yet; make one: {index_command(run)}")
         collection = cls(run)
-        entries, about = _read_entries(collection.folder)
-        if about.get("model") != collection._weights:
-            raise ValueError(f"the index in {run} was made before the model was fitted again; {_again(run)}")
-        try:
-            collection.index = CodeIndex.load(collection.folder / INDEX, codebook=collection.model.codebook)
-        except ValueError as error:
-            raise ValueError(f"{error}: {_command(run)} --overwrite") from error
-        is_other = about.get("index") != _digest_of_index(collection.folder / INDEX)
-        if is_other or len(entries) != len(collection.index):
-            raise ValueError(f"{INDEX} and {ENTRIES} in {run} do not belong together; {_again(run)}")
-        collection.entries = entries
+        read = read_index_files(collection.folder, collection.model.codebook, collection._weights)
+        collection._index, collection._entries = read
         return collection
 
     def __len__(self) -> int:
         return len(self.entries)
 
     @property
+    def entries(self) -> pa.Table:
+        """Id, path and label of every entry."""
+        return self._entries
+
+    @property
+    def n_codes(self) -> int:
+        """Number of stored codes, see `CodeIndex.n_codes`."""
+        return self._index.n_codes
+
+    @property
     def n_labelled(self) -> int:
         """Number of entries with a label."""
         return len(self) - int(self.entries["label"].null_count)
 
-    def add(self, x: Any, *, labels: Any = None, progress: bool | None = None) -> None:
-        """Add items, as for `build`; raise a ValueError if one is there already. Call `save` to write the result."""
-        self._add(read_given(x, labels), progress)
+    def add(self, x: Any, *, labels: Any = None, skip_known: bool = False, progress: bool | None = None) -> int:
+        """Add items; call `save` to write the result.
+
+        Parameters
+        ----------
+        x, labels
+            As for `build`. Items without ids are numbered on, so they are always new.
+        skip_known : bool
+            Skip items whose ids are in the collection already; their codes and labels stay as they are. By default
+            such items raise a ValueError, and nothing is added.
+        progress : bool, optional
+            None shows it on a terminal only.
+
+        Returns
+        -------
+        int
+            The number of items that were skipped.
+        """
+        return self._add(read_given(x, labels), progress, skip_known)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove the entries with these ids; call `save` to write the result.
+
+        Parameters
+        ----------
+        ids : iterable of str
+            Ids as in `entries`. If one is unknown, a ValueError is raised and nothing is removed.
+        """
+        require(not isinstance(ids, str), f"ids is the one string {ids!r}; give a list of ids")
+        wanted = pa.array(list(ids), pa.large_string())
+        is_unknown = pc.invert(pc.is_in(wanted, value_set=self.entries["id"]))
+        unknown = wanted.filter(is_unknown).to_pylist()
+        if unknown:
+            raise ValueError(
+                f"{len(unknown)} of {len(wanted)} ids are not in the index, such as {unknown[0]!r}; give ids as in the "
+                f"column `id` of {self.folder / ENTRIES}"
+            )
+        is_kept = pc.invert(pc.is_in(self.entries["id"], value_set=wanted))
+        index = CodeIndex(self.model.codebook)
+        index.add(self._index.codes(np.flatnonzero(is_kept)))
+        self._index, self._entries = index, self.entries.filter(is_kept)
 
     def search(self, queries: Any, k: int = 20, *, progress: bool | None = None) -> list[SearchResult]:
         """Return the nearest entries of each query, with the exact scores of the codebook (Eq. 9).
@@ -149,34 +190,73 @@ class Collection:
             One per query that can be read.
         """
         data, asked = self._load(*listed(read_given(queries)), progress)
-        found = self.index.search(self.model.embed(data, progress=progress), k)
+        found = self._index.search(self.model.embed(data, progress=progress), k)
         rows = np.asarray(found.ids)  # (Q, k)
-        nearest = iter(self.entries.take(rows.ravel()).to_pylist())
-        return [
-            SearchResult(Entry(**query), [Hit(**next(nearest), score=score) for score in scores.tolist()])
-            for query, scores in zip(asked.to_pylist(), found.scores, strict=True)
-        ]
+        nearest = self.entries.take(rows.ravel()).to_pylist()
+        missing = {
+            path for path in {entry["path"] for entry in nearest} if path is not None and not Path(path).exists()
+        }
+        hits = iter(
+            Hit(**entry, score=score, is_missing=entry["path"] in missing)
+            for entry, score in zip(nearest, np.concatenate(found.scores).tolist(), strict=True)
+        )
+        return [SearchResult(Entry(**query), list(islice(hits, rows.shape[1]))) for query in asked.to_pylist()]
+
+    def to_index(self, *, numbered: bool = False) -> CodeIndex:
+        """Return an index of its own with the codes of all entries, by their ids or numbered by their rows."""
+        index = CodeIndex(self.model.codebook)
+        index.add(self._index.codes(), None if numbered else self.entries["id"])
+        return index
 
     def save(self) -> None:
         """Write index and entries into the run folder; the old files stay until the new ones are complete."""
+        write_index_files(self.folder, self._index, self.entries, self._weights)
 
-        def write_both(temporary: Path) -> None:
-            self.index.save(temporary)
-            about = {"format": ENTRIES_FORMAT, "model": self._weights, "index": _digest_of_index(temporary)}
-            table = self.entries.replace_schema_metadata({METADATA_KEY: json.dumps(about)})
-            write_atomically(
-                self.folder / ENTRIES,
-                lambda path: pq.write_table(table, path, compression="zstd", write_page_checksum=True),
+    def _add(self, given: Given, progress: bool | None, skip_known: bool = False) -> int:
+        given, entries = listed(given, self._next_number())
+        _refuse_repeated(entries["id"])
+        is_new = ~np.asarray(pc.is_in(entries["id"], value_set=self.entries["id"]))
+        n_known = int((~is_new).sum())
+        if n_known and not skip_known:
+            raise ValueError(
+                f"{n_known} of {len(entries)} items are in the index already, such as "
+                f"{entries['id'][int(np.argmin(is_new))]}; add the others only, or index all of them again with "
+                "overwrite"
             )
+        self.broken = {}
+        if n_known == len(entries):
+            return n_known
+        if n_known:
+            given, entries = given.take(np.flatnonzero(is_new)), entries.filter(is_new)
+        try:
+            self._append(given, entries, progress)
+        except ManyBroken:
+            if n_known == 0:
+                raise
+            self._append_readable(given, entries, n_known, progress)  # they may be few among all that were given
+        return n_known
 
-        write_atomically(self.folder / INDEX, write_both)
-
-    def _add(self, given: Given, progress: bool | None) -> None:
-        given, entries = listed(given, len(self))
-        self._refuse_known(entries["id"])
+    def _append(self, given: Given, entries: pa.Table, progress: bool | None) -> None:
         data, entries = self._load(given, entries, progress)
-        self.index.add(self.model.encode(data, progress=progress))
-        self.entries = pa.concat_tables([self.entries, entries])
+        self._index.add(self.model.encode(data, progress=progress))
+        self._entries = pa.concat_tables([self.entries, entries])
+
+    def _append_readable(self, given: Given, entries: pa.Table, n_known: int, progress: bool | None) -> None:
+        """Append the images that can be read, unless the others are many even among all that were given."""
+        assert given.images is not None, "only images can be broken"
+        reasons = [given.images.reason(row) for row in range(len(entries))]
+        broken = {row: reason for row, reason in enumerate(reasons) if reason is not None}
+        refuse_many_broken(broken, given.images, n_known + len(entries))
+        rows = np.delete(np.arange(len(entries)), list(broken))
+        if len(rows):
+            self._append(given.take(rows), entries.take(rows), progress)
+        self.broken = {given.images.name(row): reason for row, reason in broken.items()}
+
+    def _next_number(self) -> int:
+        """Return the number of the next item without an id: entries may have been removed, so it is not their count."""
+        ids = self.entries["id"]
+        numbers = ids.filter(pc.match_substring_regex(ids, "^[0-9]{1,18}$")).cast(pa.int64())
+        return max(len(self), 1 + (pc.max(numbers).as_py() if len(numbers) else -1))
 
     def _load(self, given: Given, entries: pa.Table, progress: bool | None) -> tuple[Loaded, pa.Table]:
         """Return the items that can be read, as the model embeds them, and their entries."""
@@ -184,22 +264,12 @@ class Collection:
         self.broken = data.broken
         return data, entries if data.rows is None else entries.take(data.rows)
 
-    def _refuse_known(self, ids: pa.ChunkedArray) -> None:
-        known = ids.filter(pc.is_in(ids, value_set=self.entries["id"])).to_pylist()
-        if known:
-            raise ValueError(
-                f"{len(known)} of {len(ids)} items are in the index already, such as {known[0]}; add the others only, "
-                "or index all of them again with overwrite"
-            )
-        counts = pc.value_counts(ids)
-        twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
-        if twice:
-            raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]!r}; every item needs its own")
 
-
-def has_index(run: str | Path) -> bool:
-    """Return whether a run folder has an index, complete or not."""
-    return (Path(run) / INDEX).exists() or (Path(run) / ENTRIES).exists()
+def _refuse_repeated(ids: pa.ChunkedArray) -> None:
+    counts = pc.value_counts(ids)
+    twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+    if twice:
+        raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]!r}; every item needs its own")
 
 
 def given_or_fitted(x: Any, labels: Any, model: Method, run: str | Path) -> Given:
@@ -211,35 +281,3 @@ def given_or_fitted(x: Any, labels: Any, model: Method, run: str | Path) -> Give
     if not Path(model.path_).exists():
         raise UnknownData(f"the data that {run} was fitted on are no longer at {model.path_}; say where they are now")
     return read_given(Path(model.path_), labels).training_part()
-
-
-def _read_entries(folder: Path) -> tuple[pa.Table, dict[str, Any]]:
-    path = folder / ENTRIES
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        about = json.loads(table.schema.metadata[METADATA_KEY])
-        if about["format"] != ENTRIES_FORMAT:
-            raise ValueError(f"it has format {about['format']}, this combemb reads {ENTRIES_FORMAT}")
-        return table.cast(ENTRY_SCHEMA), about
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise ValueError(f"cannot read {path}: {str(error).splitlines()[0]}; {_again(folder)}") from error
-
-
-def _digest_of_weights(folder: Path) -> str:
-    """Return a digest that changes with every fit, as the codebook may not: all binary ones are equal."""
-    with (folder / WEIGHTS).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest_of_index(path: Path) -> str:
-    """Return a digest of the header of the file alone, which has a checksum of every array."""
-    with safe_open(path, "np") as file:
-        return hashlib.sha256(json.dumps(file.metadata(), sort_keys=True).encode()).hexdigest()
-
-
-def _command(run: str | Path) -> str:
-    return f"combemb index {shlex.quote(str(run))}"
-
-
-def _again(run: str | Path) -> str:
-    return f"index again: {_command(run)} --overwrite"

@@ -28,6 +28,10 @@ class BrokenImage(ValueError):
     """An image that cannot be decoded; the message is the reason."""
 
 
+class ManyBroken(ValueError):
+    """So many images cannot be read that leaving them out would hide a mistake."""
+
+
 @dataclass(frozen=True, eq=False)
 class Images:
     """N images, either `pixels` or `files`, with their ids, labels and split.
@@ -154,12 +158,24 @@ class Images:
         return digest.hexdigest()
 
 
-def refuse_many_broken(broken: dict[int, str], images: Images) -> None:
-    """Raise a ValueError if more than a tenth of the images are broken. broken: position -> reason."""
-    if len(broken) > MAX_BROKEN_SHARE * len(images):
-        first = "; ".join(f"{images.name(row)}: {reason}" for row, reason in list(broken.items())[:3])
-        found = f"at least {len(broken)} of {len(images)} images cannot be read, more than {MAX_BROKEN_SHARE:.0%}"
-        raise ValueError(f"{found}, such as {first}; fix them or leave them out")
+def refuse_many_broken(broken: dict[int, str], images: Images, n: int | None = None) -> None:
+    """Raise ManyBroken if several images and more than a tenth are broken, or the only one is.
+
+    Parameters
+    ----------
+    broken : dict
+        Position of each broken image -> reason.
+    images : Images
+    n : int, optional
+        Number of images that the tenth is taken of; by default that of `images`.
+    """
+    n = len(images) if n is None else n
+    first = "; ".join(f"{images.name(row)}: {reason}" for row, reason in list(broken.items())[:3])
+    if broken and n == 1:
+        raise ManyBroken(f"cannot read {first}; fix it or give another image")
+    if len(broken) > max(1, MAX_BROKEN_SHARE * n):
+        found = f"at least {len(broken)} of {n} images cannot be read, more than {MAX_BROKEN_SHARE:.0%}"
+        raise ManyBroken(f"{found}, such as {first}; fix them or leave them out")
 
 
 @cache

@@ -93,19 +93,21 @@ def from_faiss(path: str | Path, metric: Literal["cosine", "inner"] = "cosine") 
         return index
 
 
-def to_parquet(index: CodeIndex, path: str | Path) -> None:
+def to_parquet(index: CodeIndex, path: str | Path, more: pa.Table | None = None) -> None:
     """Write columns `id` (int64 or string) and `code` (M uint8 each); the schema's metadata has the codebook.
 
     Parameters
     ----------
     index : CodeIndex of a ProductCodebook
     path : str or Path
+    more : pyarrow.Table, optional
+        More columns, a row per entry; `from_parquet` ignores them.
     """
-    schema = _schema(index)
+    schema = _schema(index, more)
 
     def write(temporary: Path) -> None:
         with pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer:
-            for batch in _batches(index, schema):
+            for batch in _batches(index, schema, more):
                 writer.write_batch(batch, ROWS_AT_ONCE)
 
     write_atomically(Path(path), write)
@@ -129,7 +131,7 @@ def from_parquet(path: str | Path) -> CodeIndex:
         return _index(file.schema_arrow, file.metadata.num_rows, file.iter_batches)
 
 
-def to_lance(index: CodeIndex, path: str | Path) -> None:
+def to_lance(index: CodeIndex, path: str | Path, more: pa.Table | None = None) -> None:
     """Write a Lance dataset, which is a folder, with the columns and metadata of `to_parquet`.
 
     Parameters
@@ -137,9 +139,11 @@ def to_lance(index: CodeIndex, path: str | Path) -> None:
     index : CodeIndex of a ProductCodebook
     path : str or Path
         An existing Lance dataset gets a new version, and Lance keeps the old ones; anything else there is an error.
+    more : pyarrow.Table, optional
+        As for `to_parquet`.
     """
-    lance, path, schema = _lance(), Path(path), _schema(index)
-    reader = pa.RecordBatchReader.from_batches(schema, _batches(index, schema))
+    lance, path, schema = _lance(), Path(path), _schema(index, more)
+    reader = pa.RecordBatchReader.from_batches(schema, _batches(index, schema, more))
     if path.exists():
         is_dataset = False
         with suppress(ValueError, OSError):
@@ -223,7 +227,7 @@ def _own(words: np.ndarray, largest: int) -> np.ndarray:
     return next(words[:K] for K in WORD_COUNTS if largest < K and (words[K:] == words[0]).all())
 
 
-def _schema(index: CodeIndex) -> Any:
+def _schema(index: CodeIndex, more: pa.Table | None) -> Any:
     """Return the columns, with the codebook and its checksum as metadata."""
     codebook = _product(index)
     words = [w[:K] for w, K in zip(codebook.words.numpy(), codebook.sizes, strict=True)]
@@ -236,17 +240,21 @@ def _schema(index: CodeIndex) -> Any:
     }
     text = json.dumps(about)
     is_int = isinstance(index._ids.values, np.ndarray)
+    others = {} if more is None else {field.name: field.type for field in more.schema}
+    code = pa.list_(pa.uint8(), len(codebook.sizes))
     return pa.schema(
-        {"id": pa.int64() if is_int else pa.large_string(), "code": pa.list_(pa.uint8(), len(codebook.sizes))},
+        {"id": pa.int64() if is_int else pa.large_string(), **others, "code": code},
         {"combemb_codebook": text, "combemb_crc32": str(zlib.crc32(text.encode()))},
     )
 
 
-def _batches(index: CodeIndex, schema: Any) -> Iterator[Any]:
+def _batches(index: CodeIndex, schema: Any, more: pa.Table | None) -> Iterator[Any]:
     for rows in _chunks(len(index)):
         ids = index._ids.values[rows[0] : rows[-1] + 1]  # `index.ids` would turn every string into an object
         codes = pa.FixedSizeListArray.from_arrays(index.codes(rows).ravel(), len(index.codebook.sizes))
-        yield pa.record_batch([pa.array(ids) if isinstance(ids, np.ndarray) else ids, codes], schema=schema)
+        others = [] if more is None else more.slice(rows[0], len(rows)).columns
+        columns = [pa.array(ids) if isinstance(ids, np.ndarray) else ids, *(c.combine_chunks() for c in others), codes]
+        yield pa.record_batch(columns, schema=schema)
 
 
 def _codebook(schema: Any) -> ProductCodebook:

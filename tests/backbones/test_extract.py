@@ -232,7 +232,9 @@ def test_an_image_that_can_be_read_again_comes_back(tmp_path, n_views):
 
 @pytest.mark.parametrize("n", [1, 20])
 def test_nothing_but_broken_images_is_refused(tmp_path, n):
-    with pytest.raises(ValueError, match=f"of {n} images cannot be read"):
+    with pytest.raises(
+        ValueError, match=f"of {n} images cannot be read" if n > 1 else "^cannot read .*zero bytes; fix"
+    ):
         run(files(tmp_path / "files", n=n, broken=range(n)), tmp_path / "cache")
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 from combemb import methods
+from combemb.backbones.efficientnet_lite0 import EfficientNetLite0
 from combemb.cli.search import print_results
 from combemb.collection.indexed import Hit, SearchResult
 from combemb.data.entries import Entry
@@ -146,6 +147,31 @@ def test_a_page_holds_the_query_and_its_hits(run: Path, photos: Path, tmp_path: 
     assert page.read_text().count("<img ") == 8
 
 
+def test_files_that_no_longer_exist_are_marked(own_run: Path, photos: Path, tmp_path: Path):
+    pile = shutil.copytree(photos, tmp_path / "pile")
+    done("index", own_run, "--images", pile, "--overwrite")
+    gone = {str(pile / name) for name in ("ant/000.png", "bee/008.png")}
+    for name in gone:
+        Path(name).unlink()
+    query, page = photos / "ant/000.png", tmp_path / "page.html"
+    hits = found(own_run, query, "-k", 71)[0]["hits"]
+    assert {hit["id"] for hit in hits if hit["is_missing"]} == gone
+    shown = done("search", own_run, query, "-k", 71, "--html", page).stdout.splitlines()
+    assert {line.split()[3] for line in shown if line.endswith("  (missing)")} == gone
+    assert f"files that no longer exist: 2, marked as missing; combemb index {own_run} --remove ID" in shown[-2]
+    assert page.read_text().count("file is missing") == 2
+
+
+def test_one_broken_query_of_a_few_is_left_out(run: Path, photos: Path, tmp_path: Path):
+    queries = shutil.copytree(photos / "cat", tmp_path / "queries")
+    for name in sorted(queries.iterdir())[3:]:
+        name.unlink()
+    assert (queries / "013.png").exists()
+    result = done("search", run, queries, "--json", "-k", 1)
+    assert len(json.loads(result.stdout)) == 2
+    assert f"unreadable images left out of the search: 1\n  {queries / '013.png'}: " in result.stderr
+
+
 def test_quiet_prints_nothing(own_run: Path, photos: Path, tmp_path: Path):
     assert done("index", own_run, "--images", photos / "ant", "--overwrite", "--quiet").output == ""
     assert done("search", own_run, photos / "ant/000.png", "--quiet", "--html", tmp_path / "page.html").output == ""
@@ -162,9 +188,62 @@ def test_new_photos_are_added(own_run: Path, tmp_path: Path):
     best = [hit for hit in result["hits"] if hit["score"] == result["hits"][0]["score"]]
     assert (str(tmp_path / "new/gnu/001.png"), "gnu") in [(hit["path"], hit["label"]) for hit in best]
     before = files(own_run)
-    message = refused("index", own_run, "--images", tmp_path / "new", "--add")
-    assert "2 of 2 items are in the index already, such as" in message
+    again = done("index", own_run, "--images", tmp_path / "new", "--add").stdout
+    assert "entries added: 0; skipped, in the index already: 2\n" in again
+    assert f"unchanged in {own_run}: " in again
     assert files(own_run) == before
+
+
+def test_a_folder_that_grew_is_added_again_without_what_was_there(own_run: Path, photos: Path, tmp_path: Path):
+    grown = shutil.copytree(photos, tmp_path / "grown")
+    done("index", own_run, "--images", grown, "--overwrite", "--quiet")
+    shutil.copy(grown / "ant/000.png", grown / "ant/new.png")
+    result = done("index", own_run, "--images", grown, "--add")
+    assert "entries added: 1; skipped, in the index already: 71\n" in result.stdout
+    assert f"unreadable images left out of the index: 1\n  {grown / BROKEN}: " in result.stderr
+    before = files(own_run)
+    again = done("index", own_run, "--images", grown, "--add")  # the broken one is all that is new
+    assert "entries added: 0; skipped, in the index already: 72\n" in again.stdout
+    assert str(grown / BROKEN) in again.stderr
+    assert files(own_run) == before
+    for number in range(8):
+        (grown / f"ant/empty-{number}.png").touch()
+    assert "at least 9 of 81 images cannot be read" in refused("index", own_run, "--images", grown, "--add")
+    assert files(own_run) == before
+
+
+def test_adding_one_photo_extracts_one_photo(own_run: Path, photos: Path, tmp_path: Path, monkeypatch):
+    grown = shutil.copytree(photos, tmp_path / "grown")
+    done("index", own_run, "--images", grown, "--overwrite", "--quiet")
+    (grown / BROKEN).unlink()
+    Image.fromarray(255 - PIXELS[0]).save(grown / "ant/first.png")
+    seen: list[int] = []
+    forward = EfficientNetLite0.before_last
+
+    def counted(self, pixels):
+        seen.append(len(pixels))
+        return forward(self, pixels)
+
+    monkeypatch.setattr(EfficientNetLite0, "before_last", counted)
+    assert (
+        "entries added: 1; skipped, in the index already: 71\n"
+        in done("index", own_run, "--images", grown, "--add").stdout
+    )
+    assert sum(seen[1:]) == 1  # the first one shows how many features there are
+
+
+def test_entries_are_removed_by_id_by_path_and_by_a_file_of_ids(
+    own_run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(photos)
+    (tmp_path / "gone.txt").write_text(f"{photos / 'bee/007.png'}\n\nbee/008.png\n")
+    gone = [str(photos / "ant/000.png"), "ant/001.png", tmp_path / "gone.txt"]
+    result = done("index", own_run, *(part for name in gone for part in ("--remove", name)))
+    assert "entries removed: 4\n" in result.stdout
+    assert "67 entries" in result.stdout
+    names = {str(photos / name) for name in ("ant/000.png", "ant/001.png", "bee/007.png", "bee/008.png")}
+    assert entries(own_run)["id"] == [str(photos / IDS[i]) for i in KEPT if str(photos / IDS[i]) not in names]
+    assert names.isdisjoint(hit["id"] for hit in found(own_run, "ant/000.png", "-k", 100)[0]["hits"])
 
 
 def test_an_index_is_kept_without_overwrite(own_run: Path, photos: Path, monkeypatch: pytest.MonkeyPatch):
@@ -216,7 +295,7 @@ def test_embeddings_keep_their_ids_and_labels(item_run: Path, items: Path):
     for i, result in enumerate(results):
         (hit,) = result["hits"]
         first = int((codes == codes[i]).all(dim=1).int().argmax())
-        expected = {"id": f"item-{first}", "path": None, "label": labels[first], "score": 16.0}
+        expected = {"id": f"item-{first}", "path": None, "label": labels[first], "score": 16.0, "is_missing": False}
         assert (result["query"]["label"], hit) == (labels[i], expected)
 
 
@@ -245,7 +324,11 @@ def test_data_that_are_unknown_or_gone_have_to_be_named(items: Path, tmp_path: P
         (["--embeddings", "{items}", "--overwrite"], "x has 16 features; this model was fitted on 1280"),
         (["--images", "nowhere"], "cannot read nowhere: there is no such file or folder"),
         (["--add"], "--add needs data to add; use --images or --embeddings"),
-        (["--add", "--overwrite"], "--add and --overwrite are mutually exclusive"),
+        (["--add", "--overwrite"], "--add, --remove and --overwrite are mutually exclusive"),
+        (["--remove", "x", "--overwrite"], "--add, --remove and --overwrite are mutually exclusive"),
+        (["--remove", "x", "--images", "{photos}"], "--remove takes ids; leave --images"),
+        (["--remove", "x", "--remove", "y"], "2 of 2 ids are not in the index, such as 'x'; give ids as in the column"),
+        (["--remove", "{photos}/cat/013.png"], "neither an id of the index nor a text file of ids"),
         (["--overwrite", "--labels", "{items}"], "cannot read labels from"),
     ],
 )
@@ -262,12 +345,13 @@ def test_an_index_of_the_wrong_things_is_refused(
     [
         ("{items}", "x has 16 features; this model was fitted on 1280"),
         ("{photos}/nothing.jpg", "there is no such file or folder"),
-        ("{photos}/cat/013.png", "1 of 1 images cannot be read"),
+        ("{photos}/cat/013.png", "error: cannot read {photos}/cat/013.png: "),
         ("{run}/run.json", "unknown suffix '.json'"),
     ],
 )
 def test_a_query_of_the_wrong_kind_is_refused(run: Path, photos: Path, items: Path, query: str, message: str):
-    assert message in refused("search", run, query.format(run=run, photos=photos, items=items))
+    places = {"run": run, "photos": photos, "items": items}
+    assert message.format(**places) in refused("search", run, query.format(**places))
 
 
 def test_an_image_cannot_query_embeddings(item_run: Path, photos: Path):

@@ -40,7 +40,7 @@ def test_what_was_fitted_on_is_found_with_ids_and_labels(indexed: Path):
     collection = Collection.open(indexed)
     codes = collection.model.encode(X)
     assert (len(collection), collection.n_labelled) == (60, 40)
-    assert collection.index.n_codes == len({tuple(code) for code in codes.tolist()})
+    assert collection.n_codes == len({tuple(code) for code in codes.tolist()})
     for i, found in enumerate(collection.search(X, k=60)):
         assert found.query == Entry(str(i))
         scores = (16 - 2 * (codes != codes[i]).sum(dim=1)).tolist()
@@ -78,7 +78,63 @@ def test_what_is_refused_is_not_added(indexed: Path, items: Path):
     ):
         with pytest.raises(ValueError, match=message):
             collection.add(source, labels=labels)
-    assert len(collection) == len(collection.index) == 60
+    assert len(collection) == len(collection.entries) == 60
+    assert len(collection.search(X[:1], k=100)[0].hits) == 60
+
+
+def test_removed_entries_are_gone_and_the_others_found_as_before(indexed: Path):
+    collection = Collection.open(indexed)
+    gone = {f"item-{i}" for i in (0, 7, 8, 59)}
+    expected = [[hit for hit in found.hits if hit.id not in gone] for found in collection.search(X, k=60)]
+    collection.remove(sorted(gone))
+    collection.save()
+    assert not hasattr(collection, "index")  # its ids are rows of the entries: a change of it alone would mix them up
+    for it in (collection, Collection.open(indexed)):
+        assert it.entries["id"].to_pylist() == [name for name in IDS if name not in gone]
+        assert [found.hits for found in it.search(X, k=60)] == expected
+
+
+def test_all_entries_can_be_removed_and_added_again(indexed: Path, items: Path):
+    collection = Collection.open(indexed)
+    before = collection.entries
+    collection.remove(IDS)
+    collection.save()
+    empty = Collection.open(indexed)
+    assert (len(empty), empty.search(X[:1])[0].hits) == (0, [])
+    empty.add(items)
+    assert empty.entries == before
+
+
+def test_an_id_that_is_unknown_removes_nothing(indexed: Path):
+    collection = Collection.open(indexed)
+    with pytest.raises(
+        ValueError, match="1 of 2 ids are not in the index, such as 'nobody'; give ids as in the column"
+    ):
+        collection.remove(["item-0", "nobody"])
+    with pytest.raises(ValueError, match="ids is the one string 'item-0'; give a list of ids"):
+        collection.remove("item-0")
+    assert len(collection) == 60
+
+
+def test_numbers_of_entries_are_not_used_twice_after_a_removal(run: Path):
+    collection = Collection.build(run, X)
+    collection.remove(["3", "4"])
+    assert collection.add(X[:2], skip_known=True) == 0
+    assert collection.entries["id"].to_pylist() == [str(i) for i in range(62) if i not in (3, 4)]
+
+
+def test_items_that_are_there_already_are_skipped_if_asked(indexed: Path, tmp_path: Path):
+    np.savez(tmp_path / "more.npz", x=-X[:4], labels=["new"] * 4, ids=["item-1", "a", "item-2", "b"])
+    collection = Collection.open(indexed)
+    before = collection.entries.to_pylist()
+    assert collection.add(tmp_path / "more.npz", skip_known=True) == 2
+    more = [{"id": name, "path": None, "label": "new"} for name in "ab"]
+    assert collection.entries.to_pylist() == [*before, *more]
+    codes = collection.model.encode(-X[[1, 3]])
+    assert collection.search(-X[[1]], k=62)[0].hits[0].score == 16
+    assert [hit.score for hit in collection.search(-X[[1]], k=62)[0].hits if hit.id == "b"] == [
+        16 - 2 * int((codes[0] != codes[1]).sum())
+    ]
 
 
 def test_a_model_saved_from_python_remembers_its_data(items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,61 @@
+"""The index of a run folder in the formats of other tools."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import pyarrow as pa
+from pyarrow import csv
+
+from combemb.collection.indexed import Collection
+from combemb.search.exchange import to_faiss, to_lance, to_parquet
+from combemb.system.errors import require
+from combemb.system.files import write_atomically
+
+ExportFormat = Literal["faiss", "parquet", "lance", "csv"]
+
+
+def export(collection: Collection, path: str | Path, to: ExportFormat) -> list[Path]:
+    """Write all entries with their ids, paths, labels and codes for other tools; existing files are replaced.
+
+    Parameters
+    ----------
+    collection : Collection
+    path : str or Path
+        File to write; for Lance a folder.
+    to : {"faiss", "parquet", "lance", "csv"}
+        "faiss" writes an `IndexPQ`, whose ids are numbers, and beside it `table_of_numbers(path)` with the id, path and
+        label of each number. "parquet" and "lance" have columns id, path, label and code, and the codebook in the
+        metadata of the schema: `combemb.search.from_parquet` and `from_lance` read them. "csv" has id, path, label and
+        a column for each part of the code, `code_0`, `code_1`, ...
+
+    Returns
+    -------
+    list of Path
+        What was written.
+    """
+    path = Path(path)
+    require(to in get_args(ExportFormat), f"unknown format {to!r}; choose one of {', '.join(get_args(ExportFormat))}")
+    entries = collection.entries
+    if to == "faiss":
+        index = collection.to_index(numbered=True)
+        to_faiss(index, path)
+        _write_csv(entries.add_column(0, "number", pa.array(index.ids)), table_of_numbers(path))
+        return [path, table_of_numbers(path)]
+    index = collection.to_index()
+    if to == "csv":
+        codes = index.codes()
+        for column in range(codes.shape[1]):
+            entries = entries.append_column(f"code_{column}", pa.array(codes[:, column]))
+        _write_csv(entries, path)
+    else:
+        (to_parquet if to == "parquet" else to_lance)(index, path, entries.select(["path", "label"]))
+    return [path]
+
+
+def table_of_numbers(path: Path) -> Path:
+    """Return the file beside a FAISS file that says what its numbers mean."""
+    return path.with_suffix(".ids.csv")
+
+
+def _write_csv(table: pa.Table, path: Path) -> None:
+    write_atomically(path, lambda temporary: csv.write_csv(table, temporary))
