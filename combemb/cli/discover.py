@@ -37,11 +37,13 @@ def discover(
     """Find the items that belong to no labelled class, estimate the number of novel classes, and cluster the items.
 
     Writes discovery.parquet and discovery.csv (id, path, cluster, is_novel, confidence), a page (discovery.html) and
-    a map (discovery-map.png) into the run folder, and replaces those of an earlier call.
+    a map (discovery-map.png) into the run folder, and replaces those of an earlier call. What you said about items
+    with `combemb classes` still holds.
 
     Example: `combemb discover runs/photos --to-folders sorted/`
     """
     from combemb.collection import discovered, folders
+    from combemb.collection.classes import classes_of
     from combemb.learning.run_folder import MAP, PAGE, TABLE, TEXT
 
     with running(quiet):
@@ -56,6 +58,8 @@ def discover(
                 run, data, labels=names, n_novel=n_novel, count_by=count_by, to_folders=to_folders, progress=not quiet
             )
         discovered.write_tables(result)
+        with notes_shown():
+            classes = classes_of(run)
         for name in (PAGE, MAP):  # they would show other clusters than the tables list
             (run / name).unlink(missing_ok=True)
         tell_broken(result.broken, "the clusters")
@@ -69,9 +73,15 @@ def discover(
             write_discovery_page(run / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
         _print_summary(result.found, run / TABLE)
         say(f"written to {run}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
+        if classes.changes:
+            n = int((classes.names != result.found.clusters).sum())
+            say(
+                f"{len(classes.changes)} changes by `combemb classes` hold: {n:,} items are in other classes than above"
+            )
         if to_folders:
             assert result.files is not None
-            folders.write_folders(to_folders, result.files, result.found, copy=copy, progress=not quiet)
+            names = [result.found.neither if name is None else name for name in classes.names]
+            folders.write_folders(to_folders, result.files, names, copy=copy, progress=not quiet)
             say(f"{len(result.files):,} images {'copied' if copy else 'linked'} into {to_folders}")
 
 
