@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from combemb.cli import classes, demo, discover, embed, fit, index, search, settings
+from combemb.cli import classes, demo, discover, embed, fit, index, predict, search, settings
 
 app = typer.Typer(
     help="Learn from partly labelled images or embeddings; then embed, encode, search and discover novel classes.",
@@ -12,7 +12,16 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
-data_verbs = (fit.fit, embed.embed, embed.encode, index.index, search.search, discover.discover, classes.classes)
+data_verbs = (
+    fit.fit,
+    embed.embed,
+    embed.encode,
+    index.index,
+    search.search,
+    discover.discover,
+    classes.classes,
+    predict.predict,
+)
 for verb in (*data_verbs, settings.settings, demo.demo):
     app.command()(verb)
 

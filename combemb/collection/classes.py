@@ -157,27 +157,29 @@ def applied(table: pa.Table, log: Iterable[Change]) -> Classes:
     return Classes(table, names, is_said, given, changes, notes)
 
 
-def classes_of(run: str | Path) -> Classes:
+def classes_of(run: str | Path, table: Path | None = None) -> Classes:
     """Return the classes of a run folder; what could not be applied is warned of as `NotApplied`.
 
     Parameters
     ----------
     run : path
         The run folder, with a discovery.
+    table : Path, optional
+        The table of a discovery that was written to another folder.
 
     Returns
     -------
     Classes
     """
     RunFolder(run).config()
-    path = Path(run) / TABLE
+    path = Path(run) / TABLE if table is None else table
     require(path.exists(), f"nothing was discovered in {run} yet; discover first: combemb discover {run}")
     try:
-        table = pq.read_table(path, columns=["id", "path", "cluster", "is_novel", "confidence"])
+        found = pq.read_table(path, columns=["id", "path", "cluster", "is_novel", "confidence"])
     except (OSError, ValueError, pa.ArrowException) as error:
         problem = str(error).splitlines()[0]
         raise ValueError(f"cannot read {path}: {problem}; discover again: combemb discover {run}") from error
-    classes = applied(table, read_log(run))
+    classes = applied(found, read_log(run))
     for note in classes.notes:
         warnings.warn(note, NotApplied, stacklevel=2)
     return classes
