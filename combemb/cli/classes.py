@@ -32,8 +32,8 @@ MAX_ARGUMENTS = {"name": 2, "undo": 0, "labels": 0}
 
 def classes(
     run: Run,
-    change: Annotated[str | None, typer.Argument(metavar="[CHANGE]", help=f"One of {', '.join(USES)}.")] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[...]", help="See below.")] = None,
+    change: Annotated[str | None, typer.Argument(metavar="CHANGE", help=f"One of {', '.join(USES)}.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS", help="As above.")] = None,
     into: Annotated[int, typer.Option(help="With split and no items: number of parts.")] = 2,
     file: Annotated[
         Path | None, typer.Option("--out", "-o", help="With labels: file to write, .csv or .parquet (id, label).")
@@ -128,9 +128,9 @@ def _print_classes(found: Classes) -> None:
     out.print(table)
     n_rejected = sum(name is None for name in found.names)
     if n_rejected:
-        say(f"{n_rejected:,} rejected items belong to no class")
+        say(f"in no class: {_counted(n_rejected, 'rejected item')}")
     if found.changes:
-        say(f"{len(found.changes)} changes; `combemb classes RUN undo` takes back the last")
+        say(f"{_counted(len(found.changes), 'change')}; `combemb classes RUN undo` takes back the last")
 
 
 def _print_change(made: Change, before: Classes, after: Classes) -> None:
@@ -142,7 +142,12 @@ def _print_change(made: Change, before: Classes, after: Classes) -> None:
     classes = dict(zip(after.ids, after.names, strict=True))
     for group in made.groups:
         target = classes[group[0]] if group else made.to
-        say(f"{len(group):,} items: {printable(' '.join(made.clusters))} -> {printable(target or 'no class')}")
+        source = "" if made.kind == "move" else f": {printable(' '.join(made.clusters))}"
+        say(f"{_counted(len(group), 'item')}{source} -> {printable(target or 'no class')}")
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _write_labels(found: Classes, file: Path, overwrite: bool) -> None:

@@ -92,10 +92,9 @@ def discover(
         _print_summary(result.found, target / TABLE)
         say(f"written to {target}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
         if classes.changes:
-            n = int((classes.names != result.found.clusters).sum())
-            say(
-                f"{len(classes.changes)} changes by `combemb classes` hold: {n:,} items are in other classes than above"
-            )
+            moved = sum(a != b for a, b in zip(classes.names, classes.table["cluster"].to_pylist(), strict=True))
+            n = len(classes.changes)
+            say(f"changes by `combemb classes` that hold: {n}; items in other classes than above: {moved:,}")
         if to_folders:
             assert result.files is not None
             names = [result.found.neither if name is None else name for name in classes.names]

@@ -150,8 +150,8 @@ def applied(table: pa.Table, log: Iterable[Change]) -> Classes:
                     else:
                         names[row], is_said[row] = target, change.to is not None
     notes = [
-        *_note(gone, "that were sorted by hand are not among the discovered items, and are left out"),
-        *_note(relabelled, "that were sorted by hand have another label now, and keep it"),
+        *_note(gone, "sorted by hand but not among the discovered items"),
+        *_note(relabelled, "sorted by hand but labelled otherwise now, which counts"),
         *(f"not applied, since no item of that class is left: {change}" for change in without_class),
     ]
     return Classes(table, names, is_said, given, changes, notes)
@@ -186,7 +186,7 @@ def classes_of(run: str | Path, table: Path | None = None) -> Classes:
 
 
 def _note(items: dict[str, None], what: str) -> list[str]:
-    return [f"{len(items)} items {what}, such as {next(iter(items))}"] if items else []
+    return [f"{what}: {len(items)}, such as {next(iter(items))}"] if items else []
 
 
 def _is_labelled(table: pa.Table) -> np.ndarray:

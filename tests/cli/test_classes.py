@@ -22,7 +22,7 @@ def run(item_run, tmp_path: Path) -> Path:
 def listed(run: Path) -> dict[str, list[str]]:
     lines = done("classes", run).stdout.splitlines()
     assert lines[0].split() == ["class", "items", "labelled", "confidence", "named", "by"]
-    rows = [line.split() for line in lines[1:] if "changes" not in line and "rejected" not in line]
+    rows = [line.split() for line in lines[1:] if "change" not in line and "rejected" not in line]
     return {row[0]: row[1:3] + row[4:] for row in rows}
 
 
@@ -43,11 +43,11 @@ def test_the_classes_are_listed_before_and_after_a_name(run: Path):
     assert listed(run) == {"novel-2": ["20", "0", "-"], "hawk": ["20", "0", "you"]} | seen
 
 
-def test_names_survive_another_discovery_and_folders_follow_them(run: Path):
+def test_names_survive_another_discovery(run: Path):
     named = [item for item, name in zip(table(run)["id"], table(run)["cluster"], strict=True) if name == "novel-2"]
     done("classes", run, "name", "novel-2", "hawk")
     result = done("discover", run, "--no-page", "--n-novel", "3")
-    assert "1 changes by `combemb classes` hold: 20 items are in other classes than above\n" in result.stdout
+    assert "changes by `combemb classes` that hold: 1; items in other classes than above: 20\n" in result.stdout
     labels = labels_of(run, run.parent / "labels.csv")
     assert [item for item, label in labels.items() if label == "hawk"] == named
     assert list(labels) == [f"item-{i}" for i in range(N)]
@@ -68,7 +68,7 @@ def test_a_photo_may_be_given_by_any_path(photo_run, tmp_path: Path, monkeypatch
     run = shutil.copytree(photo_run[0], tmp_path / "run")
     path = next(Path(path) for path, novel in zip(table(run)["path"], table(run)["is_novel"], strict=True) if novel)
     monkeypatch.chdir(path.parent)
-    assert done("classes", run, "move", "ant", f"./{path.name}").stdout == "1 items: ant -> ant\n"
+    assert done("classes", run, "move", "ant", f"./{path.name}").stdout == "1 item -> ant\n"
     assert labels_of(run, tmp_path / "labels.csv")[str(path)] == "ant"
 
 
@@ -87,7 +87,7 @@ def test_a_cluster_of_two_classes_divides_by_itself(run: Path):
 
 def test_photos_divide_too(photo_run, tmp_path: Path):
     run = shutil.copytree(photo_run[0], tmp_path / "run")
-    assert done("classes", run, "split", "novel-1").stdout.endswith(" items: novel-1 -> novel-3\n")
+    assert done("classes", run, "split", "novel-1").stdout.endswith(": novel-1 -> novel-3\n")
     assert {"novel-1", "novel-2", "novel-3"} < listed(run).keys()
 
 
@@ -95,9 +95,9 @@ def test_items_are_split_moved_and_rejected(run: Path):
     first, second, third = (f"item-{i}" for i in (80, 81, 82))
     cluster = table(run)["cluster"][80]
     assert done("classes", run, "split", cluster, first, second).stdout == f"2 items: {cluster} -> novel-3\n"
-    assert done("classes", run, "move", "ant", third).stdout == "1 items: ant -> ant\n"
-    assert done("classes", run, "reject", "novel-3", first).stdout == "1 items: novel-3 -> no class\n"
-    assert "1 rejected items belong to no class" in done("classes", run).stdout
+    assert done("classes", run, "move", "ant", third).stdout == "1 item -> ant\n"
+    assert done("classes", run, "reject", "novel-3", first).stdout == "1 item: novel-3 -> no class\n"
+    assert "in no class: 1 rejected item\n" in done("classes", run).stdout
     assert listed(run)["novel-3"] == ["1", "0", "-"]
     assert done("classes", run, "undo").stdout == "undone: reject novel-3\n"
     assert listed(run)["novel-3"] == ["2", "0", "-"]
@@ -107,7 +107,7 @@ def test_what_does_not_apply_any_more_is_said(run: Path, items: Path):
     done("classes", run, "name", "novel-1", "hawk")
     log = run / "classes.jsonl"
     log.write_text(log.read_text().replace("item-", "photo-"))
-    note = "note: 20 items that were sorted by hand are not among the discovered items"
+    note = "note: sorted by hand but not among the discovered items: 20, such as photo-"
     assert told(done("discover", run, "--no-page")).startswith(note)
     assert told(done("classes", run)).startswith(note)
 

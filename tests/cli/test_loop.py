@@ -59,3 +59,28 @@ def test_folders_that_were_renamed_by_hand_are_fitted(tmp_path: Path):
     sorted_by_hand = write_folder(tmp_path / "sorted", names)
     done("fit", sorted_by_hand, "--out", tmp_path / "run", *SHORT)
     assert json.loads((tmp_path / "run/run.json").read_text())["classes"] == [*SEEN, "eel", "fox"]
+
+
+def test_what_was_said_survives_another_fit_and_discovery(items: Path, item_run, tmp_path: Path):
+    run = shutil.copytree(item_run[0], tmp_path / "run")
+    done("classes", run, "name", "novel-1", "hawk")
+    named = np.array(table(run)["cluster"]) == "novel-1"
+    done("fit", items, "--out", run, "--overwrite", "--method", "itq", "--bits", "12", "--quiet")
+    assert "nothing was discovered" in refused("classes", run)
+    done("discover", run, "--no-page")
+    done("classes", run, "labels", "--out", tmp_path / "labels.csv")
+    is_hawk = ["hawk" in line for line in (tmp_path / "labels.csv").read_text().splitlines()[1:]]
+    assert is_hawk == named.tolist()
+
+
+def test_classes_that_are_numbers(tmp_path: Path):
+    items, run = tmp_path / "items.npz", tmp_path / "run"
+    np.savez(items, x=BLOBS.x, labels=BLOBS.labels)
+    done("fit", items, "--out", run, "--method", "itq", "--bits", "12", "--quiet")
+    done("discover", run, "--no-page")
+    done("classes", run, "name", "novel-1", "4")
+    shown = done("discover", run, "--no-page").stdout
+    assert "that hold: 1; items in other classes than above: 20\n" in shown
+    done("classes", run, "labels", "--out", tmp_path / "labels.csv")
+    done("fit", items, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "next", *SHORT)
+    assert json.loads((tmp_path / "next/run.json").read_text())["classes"] == [0, 1, 2, 3, 4]

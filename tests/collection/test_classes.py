@@ -119,8 +119,8 @@ def test_what_cannot_be_applied_is_noted():
     assert items(found)["f"] == "bee"
     assert items(found)["g"] == "hawk"
     assert found.notes == [
-        "2 items that were sorted by hand are not among the discovered items, and are left out, such as i",
-        "1 items that were sorted by hand have another label now, and keep it, such as f",
+        "sorted by hand but not among the discovered items: 2, such as i",
+        "sorted by hand but labelled otherwise now, which counts: 1, such as f",
         "not applied, since no item of that class is left: move novel-2",
     ]
     assert applied(table(spread(hawk="fghij"), labelled="fghij", seen=("hawk",)), log[:1]).notes == []
