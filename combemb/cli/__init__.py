@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from combemb.cli import cache, demo, discover, doctor, embed, export, fit, index, search, settings
+from combemb.cli import cache, classes, demo, discover, doctor, embed, export, fit, index, predict, search, settings
 from combemb.system.version import __version__
 
 app = typer.Typer(
@@ -13,7 +13,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-data_verbs = (fit.fit, embed.embed, embed.encode, index.index, search.search, discover.discover, export.export)
+data_verbs = (
+    *(fit.fit, embed.embed, embed.encode, index.index, search.search),
+    *(discover.discover, classes.classes, predict.predict, export.export),
+)
 for verb in (*data_verbs, settings.settings, demo.demo, cache.cache, doctor.doctor):
     app.command()(verb)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,17 +32,26 @@ def discover(
         Path | None, typer.Option(metavar="DIR", help="Create a folder for each cluster, with links to its images.")
     ] = None,
     copy: Annotated[bool, typer.Option("--copy", help="Copy the images into these folders instead.")] = False,
+    folder: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder to write to instead of the run folder.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the discovery of the run by one of other items.")
+    ] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page and the map, or do not.")] = True,
     quiet: Quiet = False,
 ) -> None:
     """Find the items that belong to no labelled class, estimate the number of novel classes, and cluster the items.
 
     Writes discovery.parquet and discovery.csv (id, path, cluster, is_novel, confidence), a page (discovery.html) and
-    a map (discovery-map.png) into the run folder, and replaces those of an earlier call.
+    a map (discovery-map.png) into the run folder, and replaces those of an earlier call. What you said about items
+    with `combemb classes` still holds. `combemb predict` uses this discovery; one of other items (`--images`,
+    `--embeddings`) is written to another folder with `--out`, or replaces it with `--overwrite`.
 
     Example: `combemb discover runs/photos --to-folders sorted/`
     """
     from combemb.collection import discovered, folders
+    from combemb.collection.classes import NotApplied, classes_of
     from combemb.learning.run_folder import MAP, PAGE, TABLE, TEXT
 
     with running(quiet):
@@ -53,25 +63,42 @@ def discover(
         names = read_label_file(labels)
         with notes_shown():
             result = discovered.discover_in(
-                run, data, labels=names, n_novel=n_novel, count_by=count_by, to_folders=to_folders, progress=not quiet
+                run,
+                data,
+                labels=names,
+                n_novel=n_novel,
+                count_by=count_by,
+                to_folders=to_folders,
+                out=folder,
+                overwrite=overwrite,
+                progress=not quiet,
             )
+        target = result.folder
         discovered.write_tables(result)
+        # Elsewhere are other items, most of which nobody has said anything about.
+        with notes_shown() if folder is None else warnings.catch_warnings(action="ignore", category=NotApplied):
+            classes = classes_of(run, result.folder / TABLE)
         for name in (PAGE, MAP):  # they would show other clusters than the tables list
-            (run / name).unlink(missing_ok=True)
+            (target / name).unlink(missing_ok=True)
         tell_broken(result.broken, "the clusters")
         if page:
             from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
             from combemb.explorer.discovery_page import write_discovery_page
 
             places, rows = map_of(result.z, progress=not quiet)
-            write_map_png(run / MAP, places, result.found, rows)
+            write_map_png(target / MAP, places, result.found, rows)
             shown = (result.found, result.entries, places, rows)
-            write_discovery_page(run / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
-        _print_summary(result.found, run / TABLE)
-        say(f"written to {run}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
+            write_discovery_page(target / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
+        _print_summary(result.found, target / TABLE)
+        say(f"written to {target}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
+        if classes.changes:
+            moved = sum(a != b for a, b in zip(classes.names, classes.table["cluster"].to_pylist(), strict=True))
+            n = len(classes.changes)
+            say(f"changes by `combemb classes` that hold: {n}; items in other classes than above: {moved:,}")
         if to_folders:
             assert result.files is not None
-            folders.write_folders(to_folders, result.files, result.found, copy=copy, progress=not quiet)
+            names = [result.found.neither if name is None else name for name in classes.names]
+            folders.write_folders(to_folders, result.files, names, copy=copy, progress=not quiet)
             say(f"{len(result.files):,} images {'copied' if copy else 'linked'} into {to_folders}")
 
 

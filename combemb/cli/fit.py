@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from combemb.cli.console import running, say
+from combemb.cli.console import notes_shown, running, say
 from combemb.cli.options import Data, LabelFile, Overwrite, Quiet, parse_settings, read_label_file
 
 
@@ -39,7 +39,8 @@ def fit(
         own = [f"{name}={value}" for name, value in (("bits", bits), ("seed", seed)) if value is not None]
         model = cls(**parse_settings(cls, [*(settings or []), *own]))
         names = read_label_file(labels)
-        model.fit(data, names, folder=folder, overwrite=overwrite, resume=resume, progress=not quiet)
+        with notes_shown():
+            model.fit(data, names, folder=folder, overwrite=overwrite, resume=resume, progress=not quiet)
         if not quiet:
             for line in model.summary():
                 say(line)

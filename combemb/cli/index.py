@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from combemb.cli.console import running, say, tell_broken
+from combemb.cli.console import notes_shown, running, say, tell_broken
 from combemb.cli.options import Embeddings, Images, LabelFile, Overwrite, Quiet, Run, chosen_data, read_label_file
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def index(
     from combemb.collection.indexed import Collection
     from combemb.learning.run_folder import ENTRIES, INDEX
 
-    with running(quiet, "stopped; the index is unchanged"):
+    with running(quiet, "stopped; the index is unchanged"), notes_shown():
         data = chosen_data(images, embeddings)
         if (add + overwrite + bool(remove)) > 1:
             raise ValueError("--add, --remove and --overwrite are mutually exclusive; choose one")

@@ -24,7 +24,10 @@ Images = Annotated[
 Embeddings = Annotated[Path | None, typer.Option(help="Embeddings to use instead: .npy, .npz or .parquet.")]
 LabelFile = Annotated[
     Path | None,
-    typer.Option(help="Labels, if not those in the data: .npy, or text, one per line; empty or -1 means unlabelled."),
+    typer.Option(
+        help="Labels, if not those in the data: .csv or .parquet with label and id or path; .npy; or text, one per "
+        "line. Empty or -1 means unlabelled."
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and unreadable images.")]
@@ -92,17 +95,7 @@ def _parse_value(name: str, text: str, hint: Any) -> Any:
 
 
 def read_label_file(path: Path | None) -> Any:
-    """Return the labels in .npy, or in text with one per line, as numbers if all are whole numbers; None of no file."""
-    import numpy as np
+    """Return the labels in a file as `fit` takes them; None of no file."""
+    from combemb.data import label_files
 
-    if path is None:
-        return None
-    try:
-        if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        lines = [line.strip() for line in path.read_text().splitlines()]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read labels from {path}: {error}; expected .npy, or a label per line") from error
-    if all(line in {"", "-1"} or (line.isdecimal() and str(int(line)) == line) for line in lines):
-        return np.array([int(line or -1) for line in lines], dtype=np.int64)
-    return np.array([None if line in {"", "-1"} else line for line in lines], dtype=object)
+    return None if path is None else label_files.read_label_file(path)

@@ -35,10 +35,11 @@ class OtherLabels(Note):
 class DiscoveredItems:
     """The classes discovered in items, with their entries (id, path, label) and embeddings z (N, D).
 
-    files: one per item if they are image files, otherwise None. broken: images that cannot be read, with the reasons.
+    folder: where results are written. files: one per item if they are image files, otherwise None. broken: images that
+    cannot be read, with the reasons.
     """
 
-    run: Path
+    folder: Path
     found: Discovery
     entries: pa.Table
     files: list[Path] | None
@@ -54,9 +55,14 @@ def discover_in(
     n_novel: int | None = None,
     count_by: str = "merging",
     to_folders: Path | None = None,
+    out: Path | None = None,
+    overwrite: bool = False,
     progress: bool | None = None,
 ) -> DiscoveredItems:
     """Discover classes in items, or in the data of the fit, and store the result in the run folder.
+
+    The discovery of a run folder is what `predict` uses; one of other items than those of the fit replaces it only
+    with `overwrite`.
 
     Parameters
     ----------
@@ -68,6 +74,10 @@ def discover_in(
         See `combemb.discover`.
     to_folders : Path, optional
         Folder that you will give to `write_folders`: raise its errors before the long part.
+    out : Path, optional
+        Folder to store the result in instead; it is made if necessary.
+    overwrite : bool
+        Replace a discovery that exists there.
     progress : bool, optional
         None shows it on a terminal only.
 
@@ -75,6 +85,8 @@ def discover_in(
     -------
     DiscoveredItems
     """
+    folder = Path(run if out is None else out)
+    _check_replaced(Path(run), folder, x, overwrite)
     model = methods.load(run)
     check_count_by(count_by, model.codebook)
     given, entries = listed(given_or_fitted(x, labels, model, run))
@@ -89,8 +101,9 @@ def discover_in(
     files = None if given.images is None or given.images.files is None else list(given.images.files)
     z = model.embed(data, progress=progress)
     found = model.discover(data, given.labels, n_novel, count_by=count_by, z=z, progress=progress)
-    found.save(RunFolder(run).discovery)
-    return DiscoveredItems(Path(run), found, entries, files, z.numpy(), data.broken)
+    folder.mkdir(parents=True, exist_ok=True)
+    found.save(RunFolder(folder).discovery)
+    return DiscoveredItems(folder, found, entries, files, z.numpy(), data.broken)
 
 
 def write_tables(result: DiscoveredItems) -> None:
@@ -105,5 +118,21 @@ def write_tables(result: DiscoveredItems) -> None:
             "confidence": found.confidence,
         }
     )
-    write_atomically(result.run / TABLE, lambda path: pq.write_table(table, path, compression="zstd"))
-    write_atomically(result.run / TEXT, lambda path: csv.write_csv(table, path))
+    write_atomically(result.folder / TABLE, lambda path: pq.write_table(table, path, compression="zstd"))
+    write_atomically(result.folder / TEXT, lambda path: csv.write_csv(table, path))
+
+
+def _check_replaced(run: Path, folder: Path, x: Any, overwrite: bool) -> None:
+    """Raise a ValueError if a discovery of other items would be replaced, unless that is intended."""
+    fitted = RunFolder(run).config()["path"]
+    is_elsewhere = folder.resolve() != run.resolve()
+    if is_elsewhere and RunFolder(folder).has_config():
+        raise ValueError(f"{folder} is another run folder; choose a folder of its own for this discovery")
+    is_path = isinstance(x, str | Path)
+    is_other = x is not None and not (is_path and fitted and Path(x).resolve() == Path(fitted).resolve())
+    if (is_other or is_elsewhere) and not overwrite and RunFolder(folder).discovery.exists():
+        use = "" if is_elsewhere else f", which `predict` uses; to sort new items, use combemb predict {run}"
+        raise ValueError(
+            f"{folder} has a discovery already{use}; use --out to write this one into another folder, or --overwrite "
+            "to replace it"
+        )

@@ -5,10 +5,11 @@ import re
 import shutil
 import unicodedata
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from combemb.data.given import Given
-from combemb.discovery.result import Discovery
 from combemb.system.progress import Display
 
 UNSAFE_CHARACTERS = re.compile(r'[\x00-\x1f/\\:*?"<>|]')  # not allowed in file names on some system
@@ -32,8 +33,10 @@ def check_empty(folder: Path) -> None:
         raise ValueError(f"{folder} exists and is not an empty folder; choose another folder to sort images into")
 
 
-def write_folders(folder: Path, files: list[Path], found: Discovery, *, copy: bool, progress: bool | None) -> None:
-    """Make a folder for each cluster, with links to its images or copies of them.
+def write_folders(
+    folder: Path, files: list[Path], classes: Sequence[Any], *, copy: bool, progress: bool | None
+) -> None:
+    """Make a folder for each class, with links to its images or copies of them.
 
     Links are relative; a file system without links gets copies. A number is appended to equal names.
 
@@ -42,8 +45,9 @@ def write_folders(folder: Path, files: list[Path], found: Discovery, *, copy: bo
     folder : Path
         An empty folder, or one that does not exist.
     files : list of Path
-        The images, one per item of `found`.
-    found : Discovery
+        The images.
+    classes : sequence
+        Name of the class of each image.
     copy : bool
         Copy the images instead of linking to them.
     progress : bool, optional
@@ -51,12 +55,12 @@ def write_folders(folder: Path, files: list[Path], found: Discovery, *, copy: bo
     """
     check_empty(folder)
     folders, free = _FreeNames(), defaultdict[str, _FreeNames](_FreeNames)
-    names = [folders.take(_safe(str(name))) for name in found.names]
+    names = {name: folders.take(_safe(str(name))) for name in sorted(set(classes), key=str)}
     with Display("copying" if copy else "linking", len(files), "images", progress) as display:
-        for file, cluster in zip(files, found.assignment.tolist(), strict=True):
-            place = folder / names[cluster]
+        for file, name in zip(files, classes, strict=True):
+            place = folder / names[name]
             place.mkdir(parents=True, exist_ok=True)
-            _place(file, place / free[names[cluster]].take(file.stem, file.suffix), copy)
+            _place(file, place / free[names[name]].take(file.stem, file.suffix), copy)
             display.advance(1)
 
 

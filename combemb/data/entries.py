@@ -1,21 +1,16 @@
 """Entries: id, path and label of indexed or discovered items."""
 
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from combemb.data.folders import readable_name
-from combemb.data.given import Given
+from combemb.data.given import ROW_SEPARATOR, Given, item_names
 from combemb.data.images import BrokenImage, Images
 
 ENTRY_SCHEMA = pa.schema([(name, pa.large_string()) for name in ("id", "path", "label")])
-ROW_SEPARATOR = "#"  # between the path of an array file and the row of an image
 
 
 @dataclass(frozen=True)
@@ -58,17 +53,8 @@ def listed(given: Given, n_before: int = 0) -> tuple[Given, pa.Table]:
     pyarrow.Table
         Their id, path and label.
     """
-    images, n = given.images, len(given)
-    ids: Iterable[Any] = np.arange(n_before, n_before + n) if given.ids is None else given.ids
-    paths: list[str | None] = [None] * n
-    if images is not None and images.files is not None:
-        ids = paths = [readable_name(os.path.abspath(file)) for file in images.files]  # noqa: PTH100 - links stay
-    elif images is not None and given.path is not None:
-        paths = [readable_name(os.path.abspath(given.path))] * n  # noqa: PTH100
-        ids = [f"{paths[0]}{ROW_SEPARATOR}{row}" for row in ids]
-    elif images is not None and images.ids is None:
-        ids = np.arange(n_before, n_before + n)
-    names = [str(name) for name in ids]
+    images = given.images
+    names, paths = item_names(given, n_before)
     table = pa.table([names, paths, given.labels.texts()], schema=ENTRY_SCHEMA)
     own = np.array([*names, None], dtype=object)[:-1]
     return replace(given, ids=own, images=None if images is None else replace(images, ids=own)), table

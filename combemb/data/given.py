@@ -1,6 +1,8 @@
 """Data that a user gives to `fit`, `embed`, `discover`, `index` or `search`: images or embeddings, labels, ids."""
 
 import dataclasses
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,14 +11,16 @@ from typing import Any, Self
 import numpy as np
 
 from combemb.data.embeddings import Embeddings, as_array, read_embeddings
-from combemb.data.folders import are_pixels, is_images, listed_images, read_images
+from combemb.data.folders import are_pixels, is_images, listed_images, read_images, readable_name
 from combemb.data.images import Images
 from combemb.data.items import ArrayItems, Items
+from combemb.data.label_files import LabelTable, written_path
 from combemb.data.labels import Labels, read_labels
 from combemb.system.arrays import to_numpy
 from combemb.system.errors import require
 
 MAX_DISCOVERY_FEATURES = 4_096  # wider features, such as inputs of a last stage, are ignored
+ROW_SEPARATOR = "#"  # between the path of an array file and the row of an image
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,14 +122,15 @@ def read_given(x: Any, labels: Any = None) -> Given:
     x : path, array, tensor, list of paths, Images or Given
         An image folder, a manifest, image files, pixels (N, H, W, 3) of uint8; or embeddings (N, F) or (N, V, F), or a
         file of them.
-    labels : array-like, optional
-        One label per item, see `read_labels`; by default the labels stored with the items.
+    labels : array-like or LabelTable, optional
+        One label per item, see `read_labels`, or a table of labels; by default the labels stored with the items.
 
     Returns
     -------
     Given
     """
     if isinstance(x, Given):
+        labels = _joined(x, labels) if isinstance(labels, LabelTable) else labels
         return x if labels is None else replace(x, raw_labels=read_labels(labels, len(x)), column_names=None)
     path = Path(x).absolute() if isinstance(x, str | Path) else None
     images = as_images(x)
@@ -136,6 +141,34 @@ def read_given(x: Any, labels: Any = None) -> Given:
         stored = read_embeddings(x) if isinstance(x, str | Path) else Embeddings(as_array(x))
         given = Given(None, stored.x, stored.labels, None, stored.ids, path)
     return given if labels is None else read_given(given, labels)
+
+
+def item_names(given: Given, n_before: int = 0) -> tuple[list[str], list[str | None]]:
+    """Return the id of each item as tables have it, and its path if it is an image in a file.
+
+    The id of an image is its absolute path, followed by `#` and the row if it is in an array file. Items without ids
+    are numbered, starting from `n_before`.
+    """
+    images, n = given.images, len(given)
+    ids: Iterable[Any] = np.arange(n_before, n_before + n) if given.ids is None else given.ids
+    paths: list[str | None] = [None] * n
+    if images is not None and images.files is not None:
+        ids = paths = [readable_name(os.path.abspath(file)) for file in images.files]  # noqa: PTH100 - links stay
+    elif images is not None and given.path is not None:
+        paths = [readable_name(os.path.abspath(given.path))] * n  # noqa: PTH100
+        ids = [f"{paths[0]}{ROW_SEPARATOR}{row}" for row in ids]
+    elif images is not None and images.ids is None:
+        ids = np.arange(n_before, n_before + n)
+    return [str(name) for name in ids], paths
+
+
+def _joined(given: Given, table: LabelTable) -> np.ndarray:
+    """Return the labels of a table, one per item."""
+    names, paths = item_names(given)
+    own = names if given.ids is None else [str(name) for name in given.ids]
+    if table.column == "id":
+        return table.of_items(own, names)
+    return table.of_items(own, names, [written_path(path, table.file.parent) for path in paths])
 
 
 def as_images(x: Any) -> Images | None:

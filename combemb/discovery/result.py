@@ -139,11 +139,26 @@ class Discovery:
         object array of shape (n,)
             Names as in `clusters`, or `neither` for an item that is far from all clusters.
         """
+        return self.placed(z, features)[0]
+
+    def placed(self, z: Array, features: Array | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Assign new items to clusters as `predict` does, with the confidence in each.
+
+        z and features are those of `predict`.
+
+        Returns
+        -------
+        object array of shape (n,)
+            What `predict` returns.
+        float32 array of shape (n,)
+            Probability of the cluster, as calibrated on hidden labels; NaN for `neither`.
+        """
         x = self.points.of(z, features)
-        found, _ = self.mixture.assign(x)
+        found, confidence = self.mixture.assign(x)
         for rows, distances in in_blocks(x, self.centres):
             found[rows][(distances > self.reach * self.spreads).all(axis=1)] = len(self.names)
-        return np.asarray(np.append(self.names, np.array([self.neither], dtype=object))[found])
+        confidence[found == len(self.names)] = np.nan
+        return np.asarray(np.append(self.names, np.array([self.neither], dtype=object))[found]), confidence
 
     def novelty(self, z: Array, features: Array | None = None) -> np.ndarray:
         """Score how much more likely new items belong to no seen class than to one; 0 without seen classes.

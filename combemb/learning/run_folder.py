@@ -21,6 +21,7 @@ WEIGHTS, BACKBONE, CHECKPOINT = "weights.safetensors", "backbone.safetensors", "
 LOG, DIAGNOSIS, CURVES, BROKEN = "metrics.jsonl", "diagnosis.json", "training.png", "broken.csv"
 DISCOVERY, TABLE, TEXT = "discovery.safetensors", "discovery.parquet", "discovery.csv"
 PAGE, MAP = "discovery.html", "discovery-map.png"
+CLASSES = "classes.jsonl"  # what a person said about the discovered classes; kept when a run is replaced
 SEARCHES = "search.png"  # of the demo
 INDEX, ENTRIES = "index.safetensors", "entries.parquet"  # `Collection.open` refuses them after another fit
 REPLACED = (CHECKPOINT, WEIGHTS, BACKBONE, LOG, DIAGNOSIS, CURVES, BROKEN, DISCOVERY, TABLE, TEXT, PAGE, MAP, CONFIG)

@@ -119,7 +119,7 @@ def test_other_images_than_those_of_the_fit(photo_run, tmp_path: Path):
     run = shutil.copytree(photo_run[0], tmp_path / "run")
     names = [name if i < 9 else f"gnu/{i}.png" if i < 16 else f"unlabelled/{i}.png" for i, name in enumerate(IDS[:30])]
     new = write_folder(tmp_path / "new", names)
-    shown = done("discover", run, "--no-page", "--n-novel", "1", "--images", new).stdout
+    shown = done("discover", run, "--no-page", "--n-novel", "1", "--images", new, "--overwrite").stdout
     assert "30 items, 16 of them labelled: 3 seen classes, 1 novel" in shown
     rows = table(run)
     assert rows["path"] == sorted(str(new / name) for name in names)

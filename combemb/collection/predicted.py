@@ -1,0 +1,92 @@
+"""The classes of new items: known ones, found ones with the names that people gave them, or neither."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from combemb import methods
+from combemb.collection.classes import classes_of
+from combemb.collection.folders import check_folders
+from combemb.data.entries import listed
+from combemb.data.given import read_given
+from combemb.system.errors import require
+
+Kind = Literal["known", "found", "neither"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The class of one item.
+
+    Attributes
+    ----------
+    id, path : str, str or None
+        As in the table of `discover`.
+    name : str
+        A known class, a found one by the name that a person gave it or as "novel-1", ..., or "neither".
+    kind : str
+        Whether that is a known class, a found one, or neither.
+    confidence : float, optional
+        Probability of the class, as calibrated on hidden labels; None for neither.
+    """
+
+    id: str
+    path: str | None
+    name: str
+    kind: Kind
+    confidence: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The classes of items, in their order.
+
+    files: one per item if they are image files, otherwise None. broken: images that cannot be read, with the reasons.
+    """
+
+    items: list[Prediction]
+    files: list[Path] | None
+    broken: dict[str, str]
+
+
+def predict_in(run: str | Path, x: Any, *, to_folders: Path | None = None, progress: bool | None = None) -> Predictions:
+    """Put new items into the classes of a run folder by its discovery.
+
+    Parameters
+    ----------
+    run : path
+        The run folder, with a discovery.
+    x
+        New items, as for `Method.fit`.
+    to_folders : Path, optional
+        Folder that you will give to `write_folders`: raise its errors before the long part.
+    progress : bool, optional
+        None shows it on a terminal only.
+
+    Returns
+    -------
+    Predictions
+    """
+    model = methods.load(run)
+    command = f"combemb discover {shlex.quote(str(run))}"
+    require(hasattr(model, "discovery_"), f"nothing was discovered in {run} yet; discover first: {command}")
+    found, classes = model.discovery_, classes_of(run)
+    given, entries = listed(read_given(x))
+    if to_folders:
+        check_folders(to_folders, given)
+    data = model.read(given, progress=progress)
+    if data.broken and data.rows is not None:
+        given, entries = given.take(data.rows), entries.take(data.rows)
+    names, confidence = found.placed(model.embed(data, progress=progress), data.discovery_features)
+    of_clusters, neither = classes.of_clusters(), found.neither
+    items = []
+    for entry, cluster, probability in zip(entries.to_pylist(), names, confidence.tolist(), strict=True):
+        name = None if cluster == neither else of_clusters.get(str(cluster), str(cluster))
+        kind: Kind = "neither" if name is None else "known" if name in classes.seen else "found"
+        shown = None if name is None or np.isnan(probability) else probability
+        items.append(Prediction(entry["id"], entry["path"], name or neither, kind, shown))
+    files = None if given.images is None or given.images.files is None else list(given.images.files)
+    return Predictions(items, files, data.broken)
