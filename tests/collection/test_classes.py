@@ -144,7 +144,7 @@ def test_what_cannot_be_applied_is_noted():
         (changes.move, ("novel-1", ["a"]), "a is labelled, and keeps its label"),
         (changes.reject, ("novel-1", ["k"]), "'k' is not an item of 'novel-1'"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_makes_no_sense_is_refused(make, arguments, message: str):
     with pytest.raises(ValueError, match=message):
