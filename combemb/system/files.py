@@ -12,11 +12,13 @@ from torch import Tensor
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file in the same folder, then rename it to `path`."""
+    """Let `write` fill a temporary file in the same folder, then rename it to `path`; its mode follows the umask."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     temporary.touch(exist_ok=False)
+    mode = temporary.stat().st_mode
     try:
         write(temporary)
+        temporary.chmod(mode)  # safetensors replaces the file by one that only its owner can read
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
