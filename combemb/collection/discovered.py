@@ -105,5 +105,7 @@ def write_tables(result: DiscoveredItems) -> None:
             "confidence": found.confidence,
         }
     )
-    write_atomically(result.run / TABLE, lambda path: pq.write_table(table, path, compression="zstd"))
+    write_atomically(
+        result.run / TABLE, lambda path: pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+    )
     write_atomically(result.run / TEXT, lambda path: csv.write_csv(table, path))

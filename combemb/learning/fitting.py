@@ -46,6 +46,7 @@ def fit(
     method.check_settings()
     if run and stored:
         saving.require_same_settings(method, run.folder, stored)
+        run.require_unchanged_config()
     require(is_available(method.device), f"device={method.device!r} is not available on this machine; use auto")
     given = read_given(x, labels).training_part()
     method.path_ = None if given.path is None else str(given.path)
