@@ -43,6 +43,7 @@ def discover(
     """
     from combemb.collection import discovered, folders
     from combemb.learning.run_folder import MAP, PAGE, TABLE, TEXT
+    from combemb.system.files import written_together
 
     with running(quiet):
         data = chosen_data(images, embeddings)
@@ -51,22 +52,30 @@ def discover(
         elif copy:
             raise ValueError("--copy only works with --to-folders; use both")
         names = read_label_file(labels)
-        with notes_shown():
-            result = discovered.discover_in(
-                run, data, labels=names, n_novel=n_novel, count_by=count_by, to_folders=to_folders, progress=not quiet
-            )
-        discovered.write_tables(result)
-        for name in (PAGE, MAP):  # they would show other clusters than the tables list
-            (run / name).unlink(missing_ok=True)
-        tell_broken(result.broken, "the clusters")
-        if page:
-            from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
-            from combemb.explorer.discovery_page import write_discovery_page
+        with written_together():  # old and new clusters must not be mixed, whatever happens
+            with notes_shown():
+                result = discovered.discover_in(
+                    run,
+                    data,
+                    labels=names,
+                    n_novel=n_novel,
+                    count_by=count_by,
+                    to_folders=to_folders,
+                    progress=not quiet,
+                )
+            discovered.write_tables(result)
+            if page:
+                from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
+                from combemb.explorer.discovery_page import write_discovery_page
 
-            places, rows = map_of(result.z, progress=not quiet)
-            write_map_png(run / MAP, places, result.found, rows)
-            shown = (result.found, result.entries, places, rows)
-            write_discovery_page(run / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
+                places, rows = map_of(result.z, progress=not quiet)
+                write_map_png(run / MAP, places, result.found, rows)
+                shown = (result.found, result.entries, places, rows)
+                write_discovery_page(run / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
+        if not page:
+            for name in (PAGE, MAP):  # they would show other clusters than the tables list
+                (run / name).unlink(missing_ok=True)
+        tell_broken(result.broken, "the clusters")
         _print_summary(result.found, run / TABLE)
         say(f"written to {run}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
         if to_folders:

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from combemb.data.folders import RUN_MARKER
 from combemb.system.errors import require
-from combemb.system.files import is_sealed, read_tensors, sealed, unsealed, write_atomically, write_json, write_tensors
+from combemb.system.files import (
+    is_sealed,
+    read_tensors,
+    sealed,
+    unsealed,
+    write_atomically,
+    write_json,
+    write_tensors,
+    writing,
+)
 
 FORMAT_VERSION = 3
 
@@ -52,7 +61,8 @@ class RunFolder:
     def start(self, config: dict[str, Any]) -> None:
         """Remove the files of an earlier run and store the configuration."""
         json.dumps(config, allow_nan=False)  # if this fails, the old run must still be there
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         for name in REPLACED:
             (self.folder / name).unlink(missing_ok=True)
             for leftover in self.folder.glob(f".{name}.*"):  # from a process that was killed while writing
@@ -63,6 +73,10 @@ class RunFolder:
     def discovery(self) -> Path:
         """The file of the discovered clusters, which `discover` writes."""
         return self.folder / DISCOVERY
+
+    def files(self) -> list[str]:
+        """Return the names of the files that a fit wrote; an index of an earlier fit is not one of them."""
+        return sorted(name for name in REPLACED if (self.folder / name).is_file())
 
     def has_config(self) -> bool:
         """Whether a run was started here."""
@@ -154,7 +168,7 @@ class RunFolder:
 
     def append_log(self, record: dict[str, Any]) -> None:
         """Append the numbers of one epoch as a line of JSON."""
-        with (self.folder / LOG).open("a") as file:
+        with writing(self.folder / LOG), (self.folder / LOG).open("a") as file:
             file.write(_log_line(record))
 
     def log(self) -> list[dict[str, Any]]:

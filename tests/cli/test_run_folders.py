@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from combemb import methods
 from combemb.system.files import sealed, unsealed
-from tests.commands import call, done, fitted, refused
+from tests.commands import call, done, files, fitted, refused
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,64 @@ def test_any_edit_of_the_configuration_is_one_line(own_run: Path, items: Path, t
             (own_run / "run.json").write_text(json.dumps(sealed(unsealed(edited))))
             methods.load(own_run)
     assert str(own_run) in refused("embed", own_run, items, "--out", tmp_path / "z.npy")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)  # the index is still mapped
+
+
+@pytest.mark.parametrize("verb", ["discover", "discover-page", "index", "fit"])
+def test_a_full_disk_is_one_line_and_all_is_as_before(indexed: Path, items: Path, small_disk: Path, verb: str):
+    run = shutil.copytree(indexed, small_disk / "run")
+    arguments = {
+        "discover": ["discover", run, "--no-page", "--n-novel", "3", "--quiet"],
+        "discover-page": ["discover", run, "--n-novel", "3", "--quiet"],
+        "index": ["index", run, "--overwrite"],
+        "fit": ["fit", items, "--out", small_disk / "new", "--method", "itq", "--bits", "12", "--quiet"],
+    }[verb]
+    room = 0 if verb != "discover-page" else 30_000  # then some files have been written when the page fails
+    filler = (small_disk / "filler").open("wb", buffering=0)
+    with contextlib.suppress(OSError), filler:
+        while True:
+            filler.write(bytes(65536))
+    os.truncate(small_disk / "filler", max(0, (small_disk / "filler").stat().st_size - room))
+    before = files(run)
+    told = refused(*arguments)
+    assert "cannot write " + str(small_disk) in told
+    assert "the disk is full" in told
+    assert "free some space" in told
+    assert files(run) == before
+    assert not [path for path in small_disk.rglob(".*") if path.is_file()]
+
+
+@pytest.mark.parametrize("verb", ["discover", "index", "fit"])
+def test_a_folder_that_cannot_be_written_is_one_line(indexed: Path, items: Path, small_disk: Path, verb: str):
+    run = shutil.copytree(indexed, small_disk / "run")
+    before = files(run)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    told = refused(
+        *{
+            "discover": ["discover", run, "--no-page", "--quiet"],
+            "index": ["index", run, "--overwrite"],
+            "fit": ["fit", items, "--out", small_disk / "new", "--method", "itq", "--bits", "12", "--quiet"],
+        }[verb]
+    )
+    assert "cannot write " + str(small_disk) in told
+    assert "Read-only file system; make " in told
+    assert files(run) == before
+
+
+def test_a_fit_lists_the_files_that_it_wrote(indexed: Path, items: Path, tmp_path: Path):
+    run = shutil.copytree(indexed, tmp_path / "run")
+    told = done("fit", items, "--out", run, "--method", "itq", "--bits", "12", "--overwrite").stdout
+    listed = told.split(f"written to {run}: ")[1].split()
+    assert listed == ["diagnosis.json,", "run.json,", "weights.safetensors"]
+    assert (run / "index.safetensors").exists(), "the index of the earlier fit is still refused with a hint"

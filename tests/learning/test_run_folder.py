@@ -74,6 +74,8 @@ def test_tensors_come_back_as_they_were(run):
         "transposed": torch.arange(6.0).view(2, 3).T,
         "with gradient": torch.ones(2, requires_grad=True),
         "empty": torch.zeros(0, 3),
+        "one": torch.ones(1).expand(1, 1).as_strided((1, 1), (0, 0)),
+        "none": torch.ones(1).as_strided((0,), (0,)),
         "number": torch.tensor(7, dtype=torch.int64),
         "half": torch.tensor([0.1], dtype=torch.bfloat16),
     }
