@@ -10,6 +10,7 @@ from pyarrow import csv
 from torch import Tensor
 
 from combemb.data.folders import RUN_MARKER
+from combemb.learning.one_writer import is_unused
 from combemb.system.errors import require
 from combemb.system.files import (
     is_sealed,
@@ -51,7 +52,7 @@ class RunFolder:
         """Raise a ValueError if the folder holds something that must not be replaced; to be called before any work."""
         if overwrite and resume:
             raise ValueError("overwrite and resume exclude each other; choose one")
-        if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
+        if not self.folder.exists() or is_unused(self.folder):
             return
         if not self.has_config():
             raise ValueError(f"{self.folder} exists and is not a run folder; choose another folder")

@@ -10,6 +10,7 @@ import numpy as np
 from combemb.data.labels import Labels
 from combemb.discovery.result import Discovery
 from combemb.learning.interface import Interface
+from combemb.learning.one_writer import one_writer
 from combemb.learning.run_folder import CONFIG, RunFolder
 from combemb.system.errors import require
 from combemb.system.machine import is_available
@@ -88,12 +89,13 @@ def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
 def save(method: Interface, run: RunFolder, overwrite: bool) -> None:
     """Write a run folder."""
     run.check_free(overwrite, resume=False)
-    run.start(config_of(method, method.classes_))
-    run.write_broken(getattr(method, "broken_", {}))
-    images = method.image_input_
-    run.write_weights(method.state(), images.own_weights if images else None)
-    if hasattr(method, "discovery_"):
-        method.discovery_.save(run.discovery)
+    with one_writer(run.folder):
+        run.start(config_of(method, method.classes_))
+        run.write_broken(getattr(method, "broken_", {}))
+        images = method.image_input_
+        run.write_weights(method.state(), images.own_weights if images else None)
+        if hasattr(method, "discovery_"):
+            method.discovery_.save(run.discovery)
 
 
 def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:

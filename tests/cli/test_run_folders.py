@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,3 +142,38 @@ def test_a_fit_lists_the_files_that_it_wrote(indexed: Path, items: Path, tmp_pat
     listed = told.split(f"written to {run}: ")[1].split()
     assert listed == ["diagnosis.json,", "run.json,", "weights.safetensors"]
     assert (run / "index.safetensors").exists(), "the index of the earlier fit is still refused with a hint"
+
+
+HOLD = """
+import sys
+from combemb.learning import fitting
+from combemb.cli import app
+
+def wait(*_, **__):
+    print("reading", flush=True)
+    sys.stdin.read()
+
+fitting.read_given = wait
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_second_writer_is_told_who_writes_and_a_dead_one_does_not_block(own_run: Path, items: Path, has_run: bool):
+    run = own_run if has_run else own_run.parent / "deeper" / "new"
+    arguments = ["fit", str(items), "--out", str(run), "--method", "itq", "--bits", "12", "--overwrite"]
+    before = files(own_run)
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
+    )
+    with first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"reading\n"
+        told = refused(*arguments)
+        assert f"{run} is being written by process {first.pid} on " in told
+        assert "--overwrite); wait until that is done, or use another folder" in told
+        first.kill()
+    if has_run:
+        assert {name: content for name, content in files(run).items() if not name.startswith(".")} == before
+    done(*arguments)
+    assert not [name for name in files(run) if name.startswith(".")]
