@@ -19,7 +19,8 @@ from torch import Tensor
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-CHECKSUM = "crc32"  # its key in JSON and in the metadata of safetensors
+CHECKSUM = "crc32"  # its key in JSON
+METADATA_KEY = "combemb"  # of JSON in safetensors
 
 
 _pending: ContextVar[list[tuple[Path, Path]] | None] = ContextVar("_pending", default=None)  # of `written_together`
@@ -114,7 +115,8 @@ def unsealed(value: dict[str, Any]) -> dict[str, Any]:
 def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
     """Write tensors as safetensors with a checksum, atomically."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {**(about or {}), CHECKSUM: _checksum(tensors, about or {})}
+    sealed_about = {**(about or {}), CHECKSUM: _checksum(tensors, about or {})}
+    metadata = {METADATA_KEY: json.dumps(sealed_about)}  # one key: safetensors writes several in random order
     n_bytes = sum(tensor.nbytes for tensor in tensors.values())
     write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata), n_bytes)
 
@@ -123,7 +125,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return what `write_tensors` wrote, tensors and `about`; raise a ValueError if the file is missing or damaged."""
     try:
         with safe_open(path, "pt") as file:
-            about = dict(file.metadata() or {})
+            about = dict(json.loads((file.metadata() or {}).get(METADATA_KEY, "{}")))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dictionary
     except Exception as error:  # safetensors raises its own type for damaged files
         raise ValueError(f"cannot read {path}: {error}; the file is missing or damaged") from error
