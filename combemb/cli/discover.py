@@ -53,6 +53,7 @@ def discover(
     from combemb.collection import discovered, folders
     from combemb.collection.classes import NotApplied, classes_of
     from combemb.learning.run_folder import MAP, PAGE, TABLE, TEXT
+    from combemb.system.files import written_together
 
     with running(quiet):
         data = chosen_data(images, embeddings)
@@ -61,34 +62,36 @@ def discover(
         elif copy:
             raise ValueError("--copy only works with --to-folders; use both")
         names = read_label_file(labels)
-        with notes_shown():
-            result = discovered.discover_in(
-                run,
-                data,
-                labels=names,
-                n_novel=n_novel,
-                count_by=count_by,
-                to_folders=to_folders,
-                out=folder,
-                overwrite=overwrite,
-                progress=not quiet,
-            )
-        target = result.folder
-        discovered.write_tables(result)
+        with written_together():  # old and new clusters must not be mixed, whatever happens
+            with notes_shown():
+                result = discovered.discover_in(
+                    run,
+                    data,
+                    labels=names,
+                    n_novel=n_novel,
+                    count_by=count_by,
+                    to_folders=to_folders,
+                    out=folder,
+                    overwrite=overwrite,
+                    progress=not quiet,
+                )
+            target = result.folder
+            discovered.write_tables(result)
+            if page:
+                from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
+                from combemb.explorer.discovery_page import write_discovery_page
+
+                places, rows = map_of(result.z, progress=not quiet)
+                write_map_png(target / MAP, places, result.found, rows)
+                shown = (result.found, result.entries, places, rows)
+                write_discovery_page(target / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
+        if not page:
+            for name in (PAGE, MAP):  # they would show other clusters than the tables list
+                (target / name).unlink(missing_ok=True)
         # Elsewhere are other items, most of which nobody has said anything about.
         with notes_shown() if folder is None else warnings.catch_warnings(action="ignore", category=NotApplied):
-            classes = classes_of(run, result.folder / TABLE)
-        for name in (PAGE, MAP):  # they would show other clusters than the tables list
-            (target / name).unlink(missing_ok=True)
+            classes = classes_of(run, target / TABLE)
         tell_broken(result.broken, "the clusters")
-        if page:
-            from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
-            from combemb.explorer.discovery_page import write_discovery_page
-
-            places, rows = map_of(result.z, progress=not quiet)
-            write_map_png(target / MAP, places, result.found, rows)
-            shown = (result.found, result.entries, places, rows)
-            write_discovery_page(target / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
         _print_summary(result.found, target / TABLE)
         say(f"written to {target}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
         if classes.changes:

@@ -31,6 +31,7 @@ def fit(
     Example: `combemb fit photos/ --out runs/photos --bits 48`
     """
     from combemb import methods
+    from combemb.learning.run_folder import RunFolder
     from combemb.system import processes
 
     quiet = quiet or not processes.is_first()
@@ -44,4 +45,4 @@ def fit(
         if not quiet:
             for line in model.summary():
                 say(line)
-            say(f"written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+            say(f"written to {folder}: {', '.join(RunFolder(folder).files())}")

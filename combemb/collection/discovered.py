@@ -118,7 +118,9 @@ def write_tables(result: DiscoveredItems) -> None:
             "confidence": found.confidence,
         }
     )
-    write_atomically(result.folder / TABLE, lambda path: pq.write_table(table, path, compression="zstd"))
+    write_atomically(
+        result.folder / TABLE, lambda path: pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+    )
     write_atomically(result.folder / TEXT, lambda path: csv.write_csv(table, path))
 
 

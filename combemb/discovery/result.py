@@ -10,14 +10,13 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 
 from combemb.discovery.gaussians import Mixture
 from combemb.discovery.points import BLOCK_ROWS, Points
 from combemb.discovery.regions import Regions
 from combemb.system.arrays import Array
 from combemb.system.errors import require
-from combemb.system.files import write_tensors
+from combemb.system.files import read_tensors, write_tensors
 
 FORMAT = 3
 NEITHER = "neither"
@@ -199,13 +198,13 @@ class Discovery:
     def load(cls, path: str | Path) -> Self:
         """Read a file that `save` wrote."""
         try:
-            with safe_open(path, "np") as file:
-                about = json.loads((file.metadata() or {})["discovery"])
-                if about["format"] != FORMAT:
-                    raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
-                arrays = {name: file.get_tensor(name) for name in ARRAYS}
-                regions = Regions(*(file.get_tensor(name) for name in REGION_ARRAYS))
-                mean, matrix, between, means, counts = map(file.get_tensor, MODEL_ARRAYS)
+            tensors, metadata = read_tensors(path)
+            about, stored = json.loads(metadata["discovery"]), {name: x.numpy() for name, x in tensors.items()}
+            if about["format"] != FORMAT:
+                raise ValueError(f"it has format {about['format']}, this combemb reads {FORMAT}")
+            arrays = {name: stored[name] for name in ARRAYS}
+            regions = Regions(*(stored[name] for name in REGION_ARRAYS))
+            mean, matrix, between, means, counts = (stored[name] for name in MODEL_ARRAYS)
             points = Points(mean, matrix, between, about["has_features"], about["length"], about.get("z_scale", 0.0))
             calibration = {name: about[name] for name in CALIBRATION}
             mixture = Mixture(means, counts, between, about["n_seen"], **calibration, regions=regions)
@@ -216,7 +215,7 @@ class Discovery:
             )
             found._check()
             return found
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError) as error:
             raise ValueError(f"cannot read a discovery from {path}: {error}; discover again") from error
 
     def _check(self) -> None:

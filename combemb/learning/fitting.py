@@ -1,5 +1,6 @@
 """A fit from what a user gives to a fitted method and its run folder; `Method.fit` calls it."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from combemb.learning.curves import draw_curves
 from combemb.learning.hidden_check import HiddenCheck, hidden_check
 from combemb.learning.input import load_items
 from combemb.learning.interface import Interface
+from combemb.learning.one_writer import one_writer
 from combemb.learning.pretraining import weights_after
 from combemb.learning.run_folder import CURVES, RunFolder
 from combemb.search.metrics import code_use
@@ -35,17 +37,27 @@ def fit(
     resume: bool,
     progress: bool | None,
 ) -> None:
-    """Fit a method: check, read, check again, learn, store. `Method.fit` describes the parameters."""
+    """Fit a method, as the only writer of its run folder. `Method.fit` describes the parameters."""
     progress = progress if processes.is_first() else False
-    run = None if folder is None else RunFolder(folder)
-    if run:
-        run.check_free(overwrite, resume)
+    if folder is None:
+        _fit(method, x, labels, None, resume=False, progress=progress)
+        return
+    run = RunFolder(folder)
+    run.check_free(overwrite, resume)
+    with one_writer(run.folder) if processes.is_first() else nullcontext():
+        run.check_free(overwrite, resume)  # another writer may just have finished
+        _fit(method, x, labels, run, resume=resume, progress=progress)
+
+
+def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resume: bool, progress: bool | None) -> None:
+    """Fit a method: check, read, check again, learn, store."""
     for name in [name for name in vars(method) if name.endswith("_")]:
         delattr(method, name)  # not fitted until the data have been checked
     stored = run.config() if run and resume and run.has_config() else None
     method.check_settings()
     if run and stored:
         saving.require_same_settings(method, run.folder, stored)
+        run.require_unchanged_config()
     require(is_available(method.device), f"device={method.device!r} is not available on this machine; use auto")
     given = read_given(x, labels).training_part()
     method.path_ = None if given.path is None else str(given.path)

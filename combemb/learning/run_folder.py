@@ -7,13 +7,23 @@ from typing import Any
 import pyarrow as pa
 import torch
 from pyarrow import csv
-from safetensors.torch import load_file
 from torch import Tensor
 
 from combemb.data.folders import RUN_MARKER
-from combemb.system.files import write_atomically, write_json, write_tensors
+from combemb.learning.one_writer import is_unused
+from combemb.system.errors import require
+from combemb.system.files import (
+    is_sealed,
+    read_tensors,
+    sealed,
+    unsealed,
+    write_atomically,
+    write_json,
+    write_tensors,
+    writing,
+)
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 # All files of a run folder: those that a fit writes, then those of `discover`, `index` and the demo.
 CONFIG = RUN_MARKER
@@ -43,7 +53,7 @@ class RunFolder:
         """Raise a ValueError if the folder holds something that must not be replaced; to be called before any work."""
         if overwrite and resume:
             raise ValueError("overwrite and resume exclude each other; choose one")
-        if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
+        if not self.folder.exists() or is_unused(self.folder):
             return
         if not self.has_config():
             raise ValueError(f"{self.folder} exists and is not a run folder; choose another folder")
@@ -53,17 +63,22 @@ class RunFolder:
     def start(self, config: dict[str, Any]) -> None:
         """Remove the files of an earlier run and store the configuration."""
         json.dumps(config, allow_nan=False)  # if this fails, the old run must still be there
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         for name in REPLACED:
             (self.folder / name).unlink(missing_ok=True)
             for leftover in self.folder.glob(f".{name}.*"):  # from a process that was killed while writing
                 leftover.unlink()
-        write_json(self.folder / CONFIG, {"format_version": FORMAT_VERSION, **config})
+        write_json(self.folder / CONFIG, sealed({"format_version": FORMAT_VERSION, **config}))
 
     @property
     def discovery(self) -> Path:
         """The file of the discovered clusters, which `discover` writes."""
         return self.folder / DISCOVERY
+
+    def files(self) -> list[str]:
+        """Return the names of the files that a fit wrote; an index of an earlier fit is not one of them."""
+        return sorted(name for name in REPLACED if (self.folder / name).is_file())
 
     def has_config(self) -> bool:
         """Whether a run was started here."""
@@ -89,7 +104,13 @@ class RunFolder:
                 f"{FORMAT_VERSION}); fit again"
             )
         _check_config(path, config)
-        return config
+        return unsealed(config)
+
+    def require_unchanged_config(self) -> None:
+        """Raise a ValueError if run.json was edited or damaged; to be called after what can be said of its values."""
+        path = self.folder / CONFIG
+        is_unchanged = is_sealed(json.loads(path.read_text()))
+        require(is_unchanged, f"{path} was edited or damaged: its checksum is wrong; undo the edit, or fit again")
 
     def write_weights(self, tensors: dict[str, Tensor], backbone: dict[str, Tensor] | None = None) -> None:
         """Store the fitted state, with the backbone if nothing else has it; remove the checkpoint that they replace."""
@@ -105,9 +126,17 @@ class RunFolder:
             raise ValueError(f"the run in {self.folder} was interrupted; continue it with resume")
         return _read_tensors(path)
 
+    def backbone(self) -> Path | None:
+        """Return the file of a backbone that was trained for this run, verified, or None if there is none."""
+        path = self.folder / BACKBONE
+        if not path.exists():
+            return None
+        _read_tensors(path)
+        return path
+
     def write_diagnosis(self, diagnosis: dict[str, Any]) -> None:
         """Store what to check before trusting a fit."""
-        write_json(self.folder / DIAGNOSIS, diagnosis)
+        write_json(self.folder / DIAGNOSIS, sealed(diagnosis))
 
     def diagnosis(self) -> dict[str, Any]:
         """Return what was stored so far; nothing if that cannot be read, since it is made again."""
@@ -115,7 +144,7 @@ class RunFolder:
             found = json.loads((self.folder / DIAGNOSIS).read_text())
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return unsealed(found) if is_sealed(found) else {}
 
     def write_broken(self, broken: dict[str, str]) -> None:
         """List the images that could not be read, if there are any, with the reasons."""
@@ -135,34 +164,41 @@ class RunFolder:
             return None
         tensors = _read_tensors(path)
         epoch = int(tensors.pop("epoch"))
-        kept = "".join(json.dumps(record) + "\n" for record in self.log() if record["epoch"] <= epoch)
+        kept = "".join(_log_line(record) for record in self.log() if record["epoch"] <= epoch)
         write_atomically(self.folder / LOG, lambda temporary: temporary.write_text(kept))
         return epoch, tensors
 
     def append_log(self, record: dict[str, Any]) -> None:
         """Append the numbers of one epoch as a line of JSON."""
-        with (self.folder / LOG).open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        with writing(self.folder / LOG), (self.folder / LOG).open("a") as file:
+            file.write(_log_line(record))
 
     def log(self) -> list[dict[str, Any]]:
         """Return the numbers of all epochs; a line cut off by a crash is ignored."""
         path = self.folder / LOG
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
         records = []
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
-                records.append(json.loads(line))
+                record = json.loads(line)
             except ValueError:
-                break
+                record = None
+            if is_sealed(record):
+                records.append(unsealed(record))
+            elif number < len(lines):
+                raise ValueError(f"{path} is damaged in line {number}; restore the file, or fit again")
         return records
+
+
+def _log_line(record: dict[str, Any]) -> str:
+    return json.dumps(sealed(record)) + "\n"
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except Exception as error:  # safetensors raises its own type for damaged files
-        raise ValueError(f"cannot read {path}: {error}; the file is missing or damaged, fit again") from error
-    return tensors
+        return read_tensors(path)[0]
+    except ValueError as error:
+        raise ValueError(f"{error}; restore it, or fit again") from error
 
 
 def _check_config(path: Path, config: dict[str, Any]) -> None:

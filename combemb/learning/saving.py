@@ -10,7 +10,8 @@ import numpy as np
 from combemb.data.labels import Labels
 from combemb.discovery.result import Discovery
 from combemb.learning.interface import Interface
-from combemb.learning.run_folder import BACKBONE, RunFolder
+from combemb.learning.one_writer import one_writer
+from combemb.learning.run_folder import CONFIG, RunFolder
 from combemb.system.errors import require
 from combemb.system.machine import is_available
 from combemb.system.version import __version__
@@ -88,12 +89,13 @@ def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
 def save(method: Interface, run: RunFolder, overwrite: bool) -> None:
     """Write a run folder."""
     run.check_free(overwrite, resume=False)
-    run.start(config_of(method, method.classes_))
-    run.write_broken(getattr(method, "broken_", {}))
-    images = method.image_input_
-    run.write_weights(method.state(), images.own_weights if images else None)
-    if hasattr(method, "discovery_"):
-        method.discovery_.save(run.discovery)
+    with one_writer(run.folder):
+        run.start(config_of(method, method.classes_))
+        run.write_broken(getattr(method, "broken_", {}))
+        images = method.image_input_
+        run.write_weights(method.state(), images.own_weights if images else None)
+        if hasattr(method, "discovery_"):
+            method.discovery_.save(run.discovery)
 
 
 def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
@@ -105,12 +107,16 @@ def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
         name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
     }
     unknown = set(chosen) - {field.name for field in dataclasses.fields(cls)}
-    require(not unknown, f"{run.folder} has settings unknown to this combemb: {', '.join(sorted(unknown))}; fit again")
+    require(
+        not unknown,
+        f"{run.folder / CONFIG} has settings unknown to this combemb: {', '.join(sorted(unknown))}; fit again",
+    )
     method = cls(**chosen)
     try:
         method.check_settings()
     except ValueError as error:
-        raise ValueError(f"{run.folder} is damaged: {error}; fit again") from error
+        raise ValueError(f"{run.folder / CONFIG} is damaged: {error}; fit again") from error
+    run.require_unchanged_config()
     if not is_available(method.device):
         method.device = "auto"  # fitted on another machine
     kinds = {isinstance(name, str) for name in config["classes"]}
@@ -125,8 +131,8 @@ def restore(method: Interface, run: RunFolder, config: dict[str, Any]) -> None:
     images = method.image_input_ = None if config["images"] is None else method.image_input()
     if images is not None:
         images.size, images.known_digest = config["images"]["size"], config["images"]["backbone_digest"]
-        if (run.folder / BACKBONE).exists():
-            images.start_from(run.folder / BACKBONE)
+        if trained := run.backbone():
+            images.start_from(trained)
     if config["n_novel"] is not None:
         method.n_novel_ = config["n_novel"]
     try:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from combemb.learning.method import Method
-from combemb.learning.run_folder import RunFolder
+from combemb.learning.run_folder import CONFIG, RunFolder
 from combemb.learning.saving import BUILT_IN
 from combemb.system.errors import require
 
@@ -76,7 +76,13 @@ def load(folder: str | Path) -> Method:
 
     If the method is from another package, the module that run.json names is imported.
     """
-    return get(RunFolder(folder).config()["method"]).load(folder)
+    run = RunFolder(folder)
+    name = run.config()["method"]
+    try:
+        cls = get(name)
+    except ValueError as error:
+        raise ValueError(f"cannot load {run.folder / CONFIG}: {error}") from error
+    return cls.load(folder)
 
 
 def _built_in() -> list[str]:

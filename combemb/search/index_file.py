@@ -46,7 +46,8 @@ def write_index(path: Path, codebook: Codebook, part: Part | None, ids: Ids) -> 
     }
     text = json.dumps(about)
     metadata = {"combemb_index": text, "crc32": str(zlib.crc32(text.encode()))}
-    write_atomically(path, lambda temporary: save_file(arrays, temporary, metadata))
+    n_bytes = sum(array.nbytes for array in arrays.values())
+    write_atomically(path, lambda temporary: save_file(arrays, temporary, metadata), n_bytes)
 
 
 def read_index(path: Path, codebook: Codebook | None, n_threads: int) -> tuple[Codebook, Part | None, Ids]:

@@ -20,6 +20,7 @@ from combemb.cli import app
 from combemb.data.folders import read_images
 from combemb.methods.combemb import CombEmb
 from combemb.methods.itq import ITQ
+from combemb.system.files import sealed, unsealed
 from combemb.system.machine import seeded
 from tests.pictures import IDS, LABELS, PIXELS, cached, write_folder
 
@@ -176,7 +177,7 @@ def test_the_list_of_broken_images_is_there_after_a_resume(make, tmp_path):
         make(Stopped).fit(folder, folder=tmp_path / "run")
     (tmp_path / "run" / "broken.csv").unlink()  # as if the process had been killed just before
     config = json.loads((tmp_path / "run" / "run.json").read_text())
-    (tmp_path / "run" / "run.json").write_text(json.dumps({**config, "method": "combemb"}))
+    (tmp_path / "run" / "run.json").write_text(json.dumps(sealed({**unsealed(config), "method": "combemb"})))
     make().fit(folder, folder=tmp_path / "run", resume=True)
     assert pyarrow.csv.read_csv(tmp_path / "run" / "broken.csv").to_pydict()["id"] == [IDS[3]]
 

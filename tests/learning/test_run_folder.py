@@ -74,6 +74,8 @@ def test_tensors_come_back_as_they_were(run):
         "transposed": torch.arange(6.0).view(2, 3).T,
         "with gradient": torch.ones(2, requires_grad=True),
         "empty": torch.zeros(0, 3),
+        "one": torch.ones(1).expand(1, 1).as_strided((1, 1), (0, 0)),
+        "none": torch.ones(1).as_strided((0,), (0,)),
         "number": torch.tensor(7, dtype=torch.int64),
         "half": torch.tensor([0.1], dtype=torch.bfloat16),
     }
@@ -175,7 +177,8 @@ def test_damaged_tensors_are_refused_with_advice(run, file):
     read = run.weights if file == WEIGHTS else run.checkpoint
     assert read()
     flipped = whole[:12] + bytes([whole[12] ^ 0xFF]) + whole[13:]
-    for content in (whole[:-1], whole[:20], whole[:4], b"", whole + b"more", flipped):
+    last = whole[:-1] + bytes([whole[-1] ^ 1])
+    for content in (whole[:-1], whole[:20], whole[:4], b"", whole + b"more", flipped, last):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{path}.*damaged"):
             read()
@@ -235,10 +238,26 @@ def test_a_last_line_cut_short_is_left_out(run, cut):
     assert run.log() == [record(1), record(2), record(3)]
 
 
+def test_a_damaged_line_in_the_log_is_named(run):
+    for epoch in (1, 2, 3):
+        run.append_log(record(epoch))
+    path = run.folder / LOG
+    path.write_text(path.read_text().replace("0.5", "0.6"))
+    with pytest.raises(ValueError, match=rf"{path} is damaged in line 2"):
+        run.log()
+
+
+def test_a_damaged_diagnosis_is_not_used(run):
+    run.write_diagnosis({"n_codes": 3})
+    path = run.folder / DIAGNOSIS
+    path.write_text(path.read_text().replace("3", "4", 1))
+    assert run.diagnosis() == {}
+
+
 def test_a_diagnosis_is_replaced_and_the_picture_lies_beside_it(run):
     run.write_diagnosis({"n_codes": 3})
     assert names(run.folder) == {CONFIG, DIAGNOSIS}
     run.write_diagnosis({"n_codes": 4})
     draw_curves([record(1), record(2)], run.folder / CURVES)
-    assert json.loads((run.folder / DIAGNOSIS).read_text()) == {"n_codes": 4}
+    assert run.diagnosis() == {"n_codes": 4}
     assert (run.folder / CURVES).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

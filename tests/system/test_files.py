@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from combemb.system.files import write_atomically, write_json
+from combemb.system.files import read_tensors, write_atomically, write_json, write_tensors
 
 
 def names(folder: Path) -> set[str]:
@@ -68,3 +69,12 @@ def test_json_that_is_not_json_is_not_written(tmp_path):
             write_json(tmp_path / "file", {"a": value})
         assert json.loads((tmp_path / "file").read_text()) == {"a": [1, "ä"]}
     assert names(tmp_path) == {"file"}
+
+
+def test_the_same_tensors_are_the_same_bytes(tmp_path):
+    for number in range(8):
+        write_tensors(tmp_path / f"{number}", {"b": torch.ones(3), "a": torch.zeros(2)}, {"first": "1", "second": "2"})
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    tensors, about = read_tensors(tmp_path / "0")
+    assert tensors.keys() == {"a", "b"}
+    assert about == {"first": "1", "second": "2"}
