@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Change:
     """One thing that a person said: the items of each group belong to one class.
 
-    Items are listed by their ids, because another discovery numbers its clusters anew.
+    Items are listed by their ids, because another discovery gives its clusters new numbers.
 
     Attributes
     ----------
