@@ -236,7 +236,8 @@ class CombEmb(DeepMethod, CodeMethod):
         self.scratch.trust = min(float(per_class) / self.label_trust, 1.0) if self.label_trust > 0 else 1.0
         self.scratch.pull = self.feature_pull / max(self.scratch.trust, MIN_TRUST)
         self.scratch.trust *= len(embeddings) > 1
-        if self.check_ is not None and self.check_.favours_plain:  # labels do harm here
+        check = getattr(self, "check_", None)
+        if check is not None and check.favours_plain:  # labels do harm here
             self.scratch.trust, self.scratch.pull = 0.0, FEATURES_ALONE
         if self.feature_pull > 0 or {"nearest", "neighbours"} & set(self.pair_rules):
             self._prepare_neighbours(data, torch.from_numpy(rows), membership[:, seen], rng)

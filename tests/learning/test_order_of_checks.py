@@ -73,7 +73,7 @@ def test_labels_given_for_test_items_are_used_by_discovery(tmp_path):
     given = np.where(is_test, TARGETS, LABELS)
     found = discover_in(tmp_path / "run", manifest, labels=given, n_novel=1, progress=False).found
     assert found.is_labelled.sum() == sum(label is not None for label in given)
-    stored = discover_in(tmp_path / "run", manifest, n_novel=1, progress=False).found
+    stored = discover_in(tmp_path / "run", manifest, n_novel=1, overwrite=True, progress=False).found
     assert stored.is_labelled.sum() == sum(label is not None for label in LABELS)
 
 

@@ -22,7 +22,7 @@ CAUGHT = [
     (broken.Unchecked, "settings_checked", "should be raised"),
     (broken.Forgetful, "folder_gives_back", "embeddings of the fitted and the loaded method differ"),
     (broken.Crowded, "embedded_alone", "not close"),
-    (broken.Late, "labels_needed", "is refused after run.json were written"),
+    (broken.Late, "labels_needed", "is refused after run.json, diagnosis.json were written"),
     (broken.Demanding, "labelled_alone", "ValueError: all"),
     (broken.HalfCoded, "codes_or_none", "it has `encode` but is not a CodeMethod"),
     (broken.OneMore, "head", "n_novel_ is 4 with n_novel=3"),
