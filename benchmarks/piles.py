@@ -15,6 +15,7 @@ are not computed again.
 import argparse
 import json
 import math
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -241,7 +242,14 @@ def measure(cells: list[dict[str, Any]], pile: Pile, progress: bool) -> Iterator
             found = others(pile, cell["seed"])
         else:
             found = fitted | (retrieval if cell["part"] == "retrieval" else discovery)(model, pile)
-        yield plain({"cell": cell, "n_items": len(pile.x), **about, **found, "seconds": time.monotonic() - began})
+        seconds, size = time.monotonic() - began, len(pile.x)
+        yield plain({"cell": cell, "version": version(), "n_items": size, **about, **found, "seconds": seconds})
+
+
+def version() -> str:
+    """Return the commit that is measured."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def plain(value: Any) -> Any:
