@@ -215,7 +215,9 @@ def _seen_share(free: np.ndarray, seen: np.ndarray, hidden: np.ndarray) -> tuple
     """
     share, ratio = 0.5, np.exp(np.clip(free, -30, 30))
     for _ in range(300):
-        share = float(np.mean(share / (share + (1 - share) * ratio))) if len(ratio) else 1.0
+        last, share = share, float(np.mean(share / (share + (1 - share) * ratio))) if len(ratio) else 1.0
+        if abs(share - last) < 1e-9:
+            break
     n = min(len(seen), len(hidden))
     if n < MIN_COMPARED:
         return share, 0.0
