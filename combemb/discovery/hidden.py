@@ -211,7 +211,8 @@ def _seen_share(free: np.ndarray, seen: np.ndarray, hidden: np.ndarray) -> tuple
     was too large on most tuning splits. The number of items that look seen, corrected by how many tested and hidden
     items do, is right on average; it counts the more, the more of these there are. Both hold if novel classes look like
     hidden ones. If they are stranger, the likeliest share falls below what items that clearly look seen allow, as it
-    explains the many strange items by a larger share of novel ones. Then the middle of these bounds is taken.
+    explains the many strange items by a larger share of novel ones. Then the middle of these bounds is taken, unless
+    the bounds by all items that look seen, which are narrow where classes are far apart, exclude it.
     """
     share, ratio = 0.5, np.exp(np.clip(free, -30, 30))
     for _ in range(300):
@@ -222,9 +223,10 @@ def _seen_share(free: np.ndarray, seen: np.ndarray, hidden: np.ndarray) -> tuple
     if n < MIN_COMPARED:
         return share, 0.0
     low, high = _bounds(free, seen, hidden, CLEARLY_SEEN)
+    corrected, most = _bounds(free, seen, hidden, LOOK_SEEN)
     if share < low - STRANGER:
-        return (low + high) / 2, (high - low) / 2
-    corrected, _ = _bounds(free, seen, hidden, LOOK_SEEN)
+        noise = 0.5 / np.sqrt(n)
+        return float(np.clip((low + high) / 2, corrected - noise, most + noise)), (high - low) / 2
     return (n * corrected + COMPARED_ENOUGH * share) / (n + COMPARED_ENOUGH), 0.0
 
 

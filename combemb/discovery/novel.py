@@ -18,6 +18,9 @@ CAUTION = 0.5  # weight of the shares of seen and novel items in the decision ab
 MAX_SHARE = 0.98
 MAX_THRESHOLD = 1.5  # log-odds; what is as clearly novel stays so, however many items are
 DEVIATIONS = 2.0  # of the interval, in standard errors of the logarithm of the number
+SIZE_NOISE = 0.06  # relative variance of the size of a cluster, even if all classes have the same size
+SPLIT_COST = 1.2  # log-odds against each further class in a cluster; over five times the usual size is one large class
+MAX_RESCALED = 1.5  # factor between the novel items that there should be and those that were clustered
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +83,11 @@ def find_novel(
     pieces = Pieces(y[rows], seen.between, None if z is None else z[rows], max(n_least, 1), seed)
     if number is None:
         clusters = pieces.merged(lesson.grain)
-        number = _number(np.bincount(clusters), labels, lesson, len(np.unique(pieces.of_item)), is_none)
+        staying = free[log_odds <= threshold]
+        seen_sizes = seen.counts + np.bincount(seen.assign(y[staying])[0], minlength=seen.n_seen)
+        number = _number(np.bincount(clusters), seen_sizes, labels, lesson, is_none)
+        n_most = len(np.unique(pieces.of_item))
+        number = replace(number, n=min(number.n, n_most), low=min(number.low, n_most))
     clusters = pieces.merged(lesson.grain, number.n)
     found = _joined(y[rows], clusters, seen)
     return Found(refined(found, y, labels) if lesson.has_few_labels else found, number)
@@ -98,34 +105,54 @@ def _called(y: np.ndarray, log_odds: np.ndarray, threshold: float, n_least: int)
     return np.flatnonzero(is_called)
 
 
-def _number(sizes: np.ndarray, labels: np.ndarray, lesson: Lesson, most: int, is_none: bool) -> ClassNumber:
+def _number(
+    sizes: np.ndarray, seen_sizes: np.ndarray, labels: np.ndarray, lesson: Lesson, is_none: bool
+) -> ClassNumber:
     """Combine two estimates of the number of novel classes, each with the error that it should have.
 
-    Merged clusters assume nothing about sizes, but merge or cut classes that overlap, as far as hidden classes do not
-    agree with theirs. The number of novel items over the size of a seen class does not care about overlap, but means
-    little if sizes differ and classes are few.
+    Merged clusters, of these sizes, merge or cut classes that overlap, as far as hidden classes do not agree with
+    theirs. The number of novel items over the size of a seen class does not care about overlap, but means little if
+    sizes differ and classes are few. Seen classes, with their unlabelled items, and clusters tell how much they differ.
     """
     if is_none:
         return ClassNumber(len(sizes), 0, len(sizes))
-    counts = np.bincount(labels[labels >= 0])
-    by_merging, n_free = len(sizes), int((labels < 0).sum())
     size = _seen_size(labels, lesson)
-    by_size = max((1 - lesson.seen_share) * n_free / size, 0.5)
-    relative = np.concatenate([counts / counts.mean(), sizes / size])
-    varies = np.square(relative - relative.mean()).mean() / np.square(relative.mean())
+    by_size = max((1 - lesson.seen_share) * int((labels < 0).sum()) / size, 0.5)
+    relative = seen_sizes / seen_sizes.mean()
+    within = (
+        _classes_within(sizes / size, by_size, relative.var()) if not lesson.has_few_labels else np.ones_like(sizes)
+    )
+    by_merging = int(within.sum())
+    relative = np.append(relative, np.repeat(sizes / size / within, within))
+    varies = relative.var() / np.square(relative.mean())
     share_error = lesson.share_error / max(1 - lesson.seen_share, 0.01)
     doubt = 4 if lesson.has_few_labels else 1  # two items of a hidden class show little of how it should be merged
+    n_labels = np.median(np.bincount(labels[labels >= 0]))
     variance = np.array(
         [
-            doubt * np.square(1 - lesson.agreement * (1 - 1 / np.median(counts))) + 0.1 / by_merging,
-            varies * (1 / by_merging + 1 / len(counts)) + np.square(share_error) + 0.02 + 0.2 / by_size,
+            doubt * np.square(1 - lesson.agreement * (1 - 1 / n_labels)) + 0.1 / by_merging,
+            varies * (1 / by_merging + 1 / len(seen_sizes)) + np.square(share_error) + 0.02 + 0.2 / by_size,
         ]
     )
     logs, weights = np.log([by_merging, by_size]), 1 / variance
     middle, error = float(weights @ logs / weights.sum()), DEVIATIONS / np.sqrt(weights.sum())
     error = max(error, abs(logs[0] - logs[1]) / 2)  # estimates that disagree are worth less than they claim
-    n, low, high = np.clip(np.round(np.exp([middle, middle - error, middle + error])), 1, most).astype(int).tolist()
-    return ClassNumber(n, low, high)
+    n, low, high = np.maximum(np.round(np.exp([middle, middle - error, middle + error])), 1).astype(int).tolist()
+    may_be_none = 1 - lesson.seen_share < DEVIATIONS * lesson.share_error
+    return ClassNumber(n, 0 if may_be_none else low, high)
+
+
+def _classes_within(sizes: np.ndarray, total: float, varies: float) -> np.ndarray:
+    """Return how many classes are within each cluster of these sizes, in units of the mean size of a seen class.
+
+    Seen classes of equal size are evidence that a cluster twice as large holds two of them. The larger the relative
+    variance of their sizes, the weaker it is. The tail of the Cauchy distribution leaves room for a single class that
+    is many times larger than all others. `total` is the sum of sizes that there should be, with items that were missed.
+    """
+    sizes = sizes * np.clip(total / sizes.sum(), 1 / MAX_RESCALED, MAX_RESCALED)
+    k = np.arange(1, int(np.ceil(sizes.max())) + 2)
+    cost = np.log1p(np.square(sizes[:, None] - k) / (k * (varies + SIZE_NOISE))) + SPLIT_COST * (k - 1)
+    return np.asarray(k[cost.argmin(axis=1)])
 
 
 def _seen_size(labels: np.ndarray, lesson: Lesson) -> float:

@@ -9,6 +9,7 @@ from combemb.discovery import NothingToDiscover, Unsure, discover
 from combemb.discovery.gaussians import Mixture, log_same
 from combemb.discovery.hidden import _seen_share
 from combemb.discovery.merging import Pieces
+from combemb.discovery.novel import _classes_within
 from combemb.discovery.points import beside, scale_beside
 from combemb.discovery.refining import refined
 from combemb.discovery.regions import Regions
@@ -45,6 +46,29 @@ def test_one_large_novel_class_is_not_cut():
     assert found.n_novel <= 2
     largest = found.assignment == found.n_seen
     assert largest[targets == 6].mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("sizes", "total", "varies", "number"),
+    [
+        ([1.0, 1.0, 1.0], 3, 0, [1, 1, 1]),
+        ([1.7, 0.9], 2.6, 0, [2, 1]),  # seen classes are equal, so a cluster nearly twice as large holds two
+        ([1.9], 2.8, 0, [3]),  # a third of the novel items was missed
+        ([1.7, 0.9], 2.6, 3, [1, 1]),  # sizes say nothing
+        ([0.05, 1.0], 1.05, 0, [1, 1]),  # a small cluster stays a class
+        ([9.0], 9, 0, [1]),  # a single class may be far larger than all others
+    ],
+)
+def test_a_cluster_holds_as_many_classes_as_its_size_tells(sizes, total, varies, number):
+    assert _classes_within(np.array(sizes), total, varies).tolist() == number
+
+
+@IGNORED
+@pytest.mark.parametrize("seed", range(3))
+def test_overlapping_novel_classes_are_counted_by_their_size(seed):
+    x, _, labels = mixture([150] * 10, 7, distance=3.5, seed=seed)
+    found = discover(x, labels)
+    assert found.n_novel == 3
 
 
 @IGNORED
@@ -274,6 +298,13 @@ def test_a_saved_discovery_keeps_its_regions(tmp_path):
     loaded = type(found).load(tmp_path / "found.safetensors")
     assert len(found.mixture.regions.centres) > 0
     assert np.array_equal(loaded.novelty(x), found.novelty(x))
+
+
+def test_where_classes_are_far_apart_items_that_look_seen_decide_the_share():
+    rng = np.random.default_rng(0)
+    seen, hidden = rng.normal(-6, 1, 400), rng.normal(6, 1, 400)
+    free = np.concatenate([rng.normal(-6.25, 1, 400), rng.normal(6, 1, 600)])  # the lowest quantiles of seen mislead
+    assert _seen_share(free, seen, hidden)[0] == pytest.approx(0.4, abs=0.07)
 
 
 @pytest.mark.parametrize(("novel_at", "error"), [(1.5, 0.05), (3.0, 0.1), (9.0, 0.1)], ids=str)
