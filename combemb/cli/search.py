@@ -50,7 +50,6 @@ def search(
     """
     from combemb.collection.index_files import index_command
     from combemb.collection.indexed import Collection
-    from combemb.explorer.contact_sheet import write_contact_sheet
 
     with running(quiet):
         if html:
@@ -59,6 +58,8 @@ def search(
         results = collection.search(query, k, progress=not quiet)
         tell_broken(collection.broken, "the search")
         if html:  # before printing, because a reader such as `head` may close the pipe
+            from combemb.explorer.contact_sheet import write_contact_sheet
+
             bits = collection.model.codebook.bits
             about = f"{len(collection):,} entries with codes of {bits} bits. A larger score is nearer."
             write_contact_sheet(html, results, f"Search in {run}", about, progress=not quiet)

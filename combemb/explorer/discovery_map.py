@@ -24,6 +24,7 @@ from combemb.discovery.result import Discovery
 from combemb.explorer.pages import TEMPLATES
 from combemb.system.arrays import Array
 from combemb.system.files import write_atomically
+from combemb.system.machine import threads_for
 from combemb.system.progress import Display
 
 MAX_ITEMS = 20_000  # of more, a sample is on the map
@@ -68,9 +69,11 @@ def map_of(z: Array, seed: int = 0, progress: bool | None = None) -> tuple[np.nd
         rows = np.sort(np.random.default_rng(seed).choice(len(items), MAX_ITEMS, replace=False))
     x = np.asarray(items[rows], dtype=np.float32)
     check_finite(x, allow_constant=True)
-    x = _components(x, seed)
-    is_enough = len(x) > MAX_PCA_ITEMS and x[:, 0].std() > 0
-    return (_fitted(x, seed, progress) if is_enough else x[:, :2]).astype(np.float32), rows
+    with threads_for(len(x)):
+        x = _components(x, seed)
+        is_enough = len(x) > MAX_PCA_ITEMS and x[:, 0].std() > 0
+        places = _fitted(x, seed, progress) if is_enough else x[:, :2]
+    return places.astype(np.float32), rows
 
 
 def _components(x: np.ndarray, seed: int) -> np.ndarray:
@@ -81,6 +84,7 @@ def _components(x: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> np.ndarray:
+    is_many = len(x) >= MIN_GRID_ITEMS
     start = x[:, :2] / x[:, 0].std() + 0.01 * np.random.default_rng(seed).normal(size=(len(x), 2))
     with Display("drawing the map", sum(STEPS), "steps", progress) as display:
         embedding = openTSNE.TSNE(
@@ -89,12 +93,12 @@ def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> np.ndarray:
             initialization=1e-4 * start,
             early_exaggeration_iter=STEPS[0],
             n_iter=STEPS[1],
-            negative_gradient_method="fft" if len(x) >= MIN_GRID_ITEMS else "bh",
+            negative_gradient_method="fft" if is_many else "bh",
             theta=TREE_THETA,
             ints_in_interval=GRID_INTERVAL,
             callbacks=lambda *_: display.advance(STEPS_PER_UPDATE),
             callbacks_every_iters=STEPS_PER_UPDATE,
-            n_jobs=torch.get_num_threads(),
+            n_jobs=torch.get_num_threads() if is_many else 1,  # a step for few is too short to share
             random_state=seed,
         ).fit(x)
     return np.asarray(embedding)

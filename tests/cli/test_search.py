@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,20 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def item_run(items: Path, tmp_path: Path) -> Path:
     done("fit", items, "--out", tmp_path / "items", "--method", "itq", "--bits", "16", "--quiet")
     return tmp_path / "items"
+
+
+def test_a_search_imports_only_what_it_needs(run: Path, photos: Path):
+    """These libraries take longer to import than the search itself takes."""
+    slow = ("kornia", "scipy.optimize", "sklearn", "matplotlib", "plotly", "openTSNE", "jinja2")
+    code = f"import sys, atexit; atexit.register(lambda: print([name for name in {slow} if name in sys.modules]))"
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}; import combemb.__main__", "search", run, photos / IDS[0], "-k", "1"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert str(photos / IDS[0]) in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "[]"
 
 
 def test_entries_have_absolute_paths_and_labels(run: Path, photos: Path):
