@@ -311,7 +311,8 @@ def test_embeddings_keep_their_ids_and_labels(item_run: Path, items: Path):
     for i, result in enumerate(results):
         (hit,) = result["hits"]
         first = int((codes == codes[i]).all(dim=1).int().argmax())
-        expected = {"id": f"item-{first}", "path": None, "label": labels[first], "score": 16.0, "is_missing": False}
+        expected = {"id": f"item-{first}", "path": None, "label": labels[first], "score": 16.0}
+        expected |= {"is_missing": False, "name": None}
         assert (result["query"]["label"], hit) == (labels[i], expected)
 
 
