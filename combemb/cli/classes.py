@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +44,8 @@ def classes(
 ) -> None:
     """List the classes that `discover` found, or change them; changes are kept when you discover or fit again.
 
+    The page and the tables of `discover` show changes when you discover again.
+
     - `name CLUSTER NAME` names a cluster; `name ant ant` confirms the items that were put into the seen class ant.
     - `merge CLUSTER CLUSTER ...` makes one class of several, called as the first.
     - `split CLUSTER [ITEM ...]` makes a new class of these items; without items, the cluster divides by itself.
@@ -66,6 +69,9 @@ def classes(
             found = classes_of(run)
         if change is None:
             _print_classes(found)
+            if _is_older(run):
+                again = f"combemb discover {shlex.quote(str(run))}"
+                say(f"the page and the tables show an earlier state; write them again: {again}")
         elif file is not None:
             _write_labels(found, file, overwrite)
         else:
@@ -131,6 +137,14 @@ def _print_classes(found: Classes) -> None:
         say(f"in no class: {_counted(n_rejected, 'rejected item')}")
     if found.changes:
         say(f"{_counted(len(found.changes), 'change')}; `combemb classes RUN undo` takes back the last")
+
+
+def _is_older(run: Path) -> bool:
+    """Return whether a change was made after the table was written."""
+    from combemb.learning.run_folder import CLASSES, TABLE
+
+    log = run / CLASSES
+    return log.exists() and log.stat().st_mtime_ns > (run / TABLE).stat().st_mtime_ns
 
 
 def _print_change(made: Change, before: Classes, after: Classes) -> None:

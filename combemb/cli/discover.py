@@ -14,7 +14,8 @@ from combemb.cli.console import notes_shown, out, printable, running, say, tell_
 from combemb.cli.options import Embeddings, Images, LabelFile, Quiet, Run, chosen_data, read_label_file
 
 if TYPE_CHECKING:
-    from combemb.discovery.result import Discovery
+    from combemb.collection.discovered import DiscoveredItems
+    from combemb.discovery.clusters import Clusters
 
 MAX_CLUSTERS_PRINTED = 40
 
@@ -43,10 +44,11 @@ def discover(
 ) -> None:
     """Find the items that belong to no labelled class, estimate the number of novel classes, and cluster the items.
 
-    Writes discovery.parquet and discovery.csv (id, path, cluster, is_novel, confidence), a page (discovery.html) and
-    a map (discovery-map.png) into the run folder, and replaces those of an earlier call. What you said about items
-    with `combemb classes` still holds. `combemb predict` uses this discovery; one of other items (`--images`,
-    `--embeddings`) is written to another folder with `--out`, or replaces it with `--overwrite`.
+    Writes discovery.parquet and discovery.csv (id, path, cluster, is_novel, confidence, class), a page
+    (discovery.html) and a map (discovery-map.png) into the run folder, and replaces those of an earlier call. What you
+    said about items with `combemb classes` still holds: the page and the column `class` show it, and the confidence is
+    that of the class; `cluster` is what was found. `combemb predict` uses this discovery; one of other items
+    (`--images`, `--embeddings`) is written to another folder with `--out`, or replaces it with `--overwrite`.
 
     Example: `combemb discover runs/photos --to-folders sorted/`
     """
@@ -78,13 +80,7 @@ def discover(
             target = result.folder
             discovered.write_tables(result)
             if page:
-                from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
-                from combemb.explorer.discovery_page import write_discovery_page
-
-                places, rows = map_of(result.z, progress=not quiet)
-                write_map_png(target / MAP, places, result.found, rows)
-                shown = (result.found, result.entries, places, rows)
-                write_discovery_page(target / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
+                write_page(result, run, progress=not quiet)
         if not page:
             for name in (PAGE, MAP):  # they would show other clusters than the tables list
                 (target / name).unlink(missing_ok=True)
@@ -92,12 +88,12 @@ def discover(
         with notes_shown() if folder is None else warnings.catch_warnings(action="ignore", category=NotApplied):
             classes = classes_of(run, target / TABLE)
         tell_broken(result.broken, "the clusters")
-        _print_summary(result.found, target / TABLE)
+        _print_summary(result.named[0], target / TABLE)
         say(f"written to {target}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
         if classes.changes:
-            moved = sum(a != b for a, b in zip(classes.names, classes.table["cluster"].to_pylist(), strict=True))
-            n = len(classes.changes)
-            say(f"changes by `combemb classes` that hold: {n}; items in other classes than above: {moved:,}")
+            n_rejected = sum(name is None for name in classes.names)
+            rejected = f"; rejected items, in no class: {n_rejected:,}" if n_rejected else ""
+            say(f"changes by `combemb classes` that hold: {len(classes.changes)}{rejected}")
         if to_folders:
             assert result.files is not None
             names = [result.found.neither if name is None else name for name in classes.names]
@@ -105,7 +101,21 @@ def discover(
             say(f"{len(result.files):,} images {'copied' if copy else 'linked'} into {to_folders}")
 
 
-def _print_summary(found: Discovery, everything: Path) -> None:
+def write_page(result: DiscoveredItems, run: Path, *, progress: bool) -> None:
+    """Write the page and the map of a discovery, with the classes as people named them."""
+    from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
+    from combemb.explorer.discovery_page import write_discovery_page
+    from combemb.learning.run_folder import MAP, PAGE
+
+    found, kept = result.named
+    places, rows = map_of(result.z[kept], progress=progress)
+    write_map_png(result.folder / MAP, places, found, rows)
+    shown = (found, result.entries.take(kept), places, rows)
+    n_rejected, title = len(result.entries) - len(kept), f"Classes in {run}"
+    write_discovery_page(result.folder / PAGE, *shown, title=title, n_rejected=n_rejected, progress=progress)
+
+
+def _print_summary(found: Clusters, everything: Path) -> None:
     """Print the counts, and a table of the clusters, novel ones first."""
     low, high = found.n_novel_interval
     between = f", probably {low} to {high}" if low < high else ""

@@ -42,7 +42,7 @@ def search(
     code words, of the similarity between the query's sub-vector and the entry's word. For CombEmb these are cosines,
     so the score is at most the number of sets; for binary codes it is bits - 2 x (differing bits). Entries with equal
     codes have equal scores and are listed in the order in which they were added. A hit whose file no longer exists is
-    marked as missing.
+    marked as missing. A hit without a label has the name that you gave to its class with `combemb classes`.
 
     Queries that cannot be read are left out and listed; if they are several and more than 10 %, this is an error.
 
@@ -50,7 +50,6 @@ def search(
     """
     from combemb.collection.index_files import index_command
     from combemb.collection.indexed import Collection
-    from combemb.explorer.contact_sheet import write_contact_sheet
 
     with running(quiet):
         if html:
@@ -59,6 +58,8 @@ def search(
         results = collection.search(query, k, progress=not quiet)
         tell_broken(collection.broken, "the search")
         if html:  # before printing, because a reader such as `head` may close the pipe
+            from combemb.explorer.contact_sheet import write_contact_sheet
+
             bits = collection.model.codebook.bits
             about = f"{len(collection):,} entries with codes of {bits} bits. A larger score is nearer."
             write_contact_sheet(html, results, f"Search in {run}", about, progress=not quiet)
@@ -82,7 +83,12 @@ def print_results(results: list[SearchResult], console: Console) -> None:
             gap = "\n" if number else ""
             console.print(f"{gap}{printable(found.query.id)}{about}", markup=False, soft_wrap=True, style="bold")
         rows = [
-            (str(rank), f"{hit.score:.3f}", printable(hit.label or "-"), printable(hit.id) + MISSING * hit.is_missing)
+            (
+                str(rank),
+                f"{hit.score:.3f}",
+                printable(hit.label or hit.name or "-"),
+                printable(hit.id) + MISSING * hit.is_missing,
+            )
             for rank, hit in enumerate(found.hits, start=1)
         ]
         if console.is_terminal:

@@ -9,8 +9,8 @@ import numpy as np
 from combemb.collection.class_log import Change, append
 from combemb.collection.classes import Classes, classes_of
 from combemb.data.labels import LABEL_SEPARATOR, MARKERS_AS_STRINGS
+from combemb.discovery.clusters import NEITHER
 from combemb.discovery.discovering import NOVEL
-from combemb.discovery.result import NEITHER
 from combemb.learning.run_folder import TABLE
 from combemb.system.errors import require
 

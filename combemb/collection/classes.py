@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from combemb.collection.class_log import Change, read_log, standing
+from combemb.discovery.clusters import free_names
 from combemb.discovery.discovering import NOVEL
-from combemb.discovery.result import free_names
 from combemb.learning.run_folder import TABLE, RunFolder
 from combemb.system.errors import Note, require
 

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from combemb import methods
+from combemb.collection.class_log import read_log
+from combemb.collection.classes import Classes, applied
 from combemb.collection.folders import check_folders
 from combemb.collection.indexed import given_or_fitted
+from combemb.collection.named import confidence_in, named
 from combemb.data.entries import listed
 from combemb.discovery.class_number import check_count_by
+from combemb.discovery.clusters import Clusters
 from combemb.discovery.result import Discovery
 from combemb.learning.run_folder import TABLE, TEXT, RunFolder
 from combemb.learning.saving import was_fitted_with
@@ -36,7 +41,8 @@ class DiscoveredItems:
     """The classes discovered in items, with their entries (id, path, label) and embeddings z (N, D).
 
     folder: where results are written. files: one per item if they are image files, otherwise None. broken: images that
-    cannot be read, with the reasons.
+    cannot be read, with the reasons. features (N, F): those that discovery used, if it did. run: the run folder, if
+    results are written elsewhere.
     """
 
     folder: Path
@@ -45,6 +51,32 @@ class DiscoveredItems:
     files: list[Path] | None
     z: np.ndarray
     broken: dict[str, str]
+    features: np.ndarray | None = None
+    run: Path | None = None
+
+    @cached_property
+    def classes(self) -> Classes:
+        """What people made of the clusters."""
+        columns = {
+            "id": self.entries["id"],
+            "path": self.entries["path"],
+            "cluster": pa.array([str(name) for name in self.found.clusters], pa.string()),
+            "is_novel": self.found.is_novel,
+            "confidence": self.found.confidence,
+        }
+        return applied(pa.table(columns), read_log(self.folder if self.run is None else self.run))
+
+    @cached_property
+    def confidence(self) -> np.ndarray:
+        """Confidence in the class of each item, (N,) float32."""
+        if not self.classes.changes:
+            return self.found.confidence
+        return confidence_in(self.found, self.classes, self.found.probabilities(self.z, self.features))
+
+    @cached_property
+    def named(self) -> tuple[Clusters, np.ndarray]:
+        """The classes as people named them, and the rows of the items that are in one."""
+        return named(self.found, self.classes, self.confidence)
 
 
 def discover_in(
@@ -87,6 +119,7 @@ def discover_in(
     """
     folder = Path(run if out is None else out)
     _check_replaced(Path(run), folder, x, overwrite)
+    read_log(run)  # raises an error if it is damaged, before the long part
     model = methods.load(run)
     check_count_by(count_by, model.codebook)
     given, entries = listed(given_or_fitted(x, labels, model, run))
@@ -103,21 +136,17 @@ def discover_in(
     found = model.discover(data, given.labels, n_novel, count_by=count_by, z=z, progress=progress)
     folder.mkdir(parents=True, exist_ok=True)
     found.save(RunFolder(folder).discovery)
-    return DiscoveredItems(folder, found, entries, files, z.numpy(), data.broken)
+    return DiscoveredItems(folder, found, entries, files, z.numpy(), data.broken, data.discovery_features, Path(run))
 
 
 def write_tables(result: DiscoveredItems) -> None:
-    """Write id, path, cluster, is_novel and confidence of every item as Parquet and as CSV."""
-    found, entries = result.found, result.entries
-    table = pa.table(
-        {
-            "id": entries["id"],
-            "path": entries["path"],
-            "cluster": pa.array([str(name) for name in found.clusters], pa.string()),
-            "is_novel": found.is_novel,
-            "confidence": found.confidence,
-        }
-    )
+    """Write id, path, cluster, is_novel, confidence and class of every item as Parquet and as CSV.
+
+    The cluster is that of the discovery. The class is what people made of it, null if they rejected the item; the
+    confidence is that of the class.
+    """
+    table = result.classes.table.set_column(4, "confidence", pa.array(result.confidence))
+    table = table.append_column("class", pa.array(result.classes.names.tolist(), pa.string()))
     write_atomically(
         result.folder / TABLE, lambda path: pq.write_table(table, path, compression="zstd", write_page_checksum=True)
     )

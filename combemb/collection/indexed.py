@@ -1,5 +1,6 @@
 """The indexed items of a run folder, each with its path and label, and their search."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -23,17 +24,21 @@ from combemb.data.given import Given, Loaded, read_given
 from combemb.data.images import ManyBroken, refuse_many_broken
 from combemb.learning.codes import CodeMethod, require_codes
 from combemb.learning.method import Method
-from combemb.learning.run_folder import ENTRIES, RunFolder
+from combemb.learning.run_folder import CLASSES, ENTRIES, TABLE, RunFolder
 from combemb.search.index import CodeIndex
 from combemb.system.errors import UnknownData, require
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hit(Entry):
-    """An entry that a query found; a larger score is nearer. `is_missing`: its file did not exist at the search."""
+    """An entry that a query found; a larger score is nearer.
+
+    `is_missing`: its file did not exist at the search. `name`: what a person called its class, if it has no label.
+    """
 
     score: float
     is_missing: bool = False
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -196,8 +201,9 @@ class Collection:
         missing = {
             path for path in {entry["path"] for entry in nearest} if path is not None and not Path(path).exists()
         }
+        names = self._names()
         hits = iter(
-            Hit(**entry, score=score, is_missing=entry["path"] in missing)
+            Hit(**entry, score=score, is_missing=entry["path"] in missing, name=names.get(entry["id"]))
             for entry, score in zip(nearest, np.concatenate(found.scores).tolist(), strict=True)
         )
         return [SearchResult(Entry(**query), list(islice(hits, rows.shape[1]))) for query in asked.to_pylist()]
@@ -251,6 +257,17 @@ class Collection:
         if len(rows):
             self._append(given.take(rows), entries.take(rows), progress)
         self.broken = {given.images.name(row): reason for row, reason in broken.items()}
+
+    def _names(self) -> dict[str, str]:
+        """Return the names that people gave to the classes of unlabelled entries, by id."""
+        if not (self.folder / CLASSES).exists() or not (self.folder / TABLE).exists():
+            return {}
+        from combemb.collection.classes import NotApplied, classes_of  # noqa: PLC0415 - slow, and rarely needed
+
+        with warnings.catch_warnings(action="ignore", category=NotApplied):
+            classes = classes_of(self.folder)
+        is_named = classes.is_said & ~classes.is_labelled
+        return dict(zip(classes.ids[is_named].tolist(), classes.names[is_named].tolist(), strict=True))
 
     def _next_number(self) -> int:
         """Return the number of the next item without an id: entries may have been removed, so it is not their count."""

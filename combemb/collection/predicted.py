@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from combemb import methods
 from combemb.collection.classes import classes_of
 from combemb.collection.folders import check_folders
+from combemb.collection.named import class_probabilities
 from combemb.data.entries import listed
 from combemb.data.given import read_given
 from combemb.system.errors import require
@@ -30,7 +29,7 @@ class Prediction:
     kind : str
         Whether that is a known class, a found one, or neither.
     confidence : float, optional
-        Probability of the class, as calibrated on hidden labels; None for neither.
+        Probability of the class, as calibrated on hidden labels: the sum over its clusters; None for neither.
     """
 
     id: str
@@ -80,13 +79,14 @@ def predict_in(run: str | Path, x: Any, *, to_folders: Path | None = None, progr
     data = model.read(given, progress=progress)
     if data.broken and data.rows is not None:
         given, entries = given.take(data.rows), entries.take(data.rows)
-    names, confidence = found.placed(model.embed(data, progress=progress), data.discovery_features)
-    of_clusters, neither = classes.of_clusters(), found.neither
+    z, features = model.embed(data, progress=progress), data.discovery_features
+    is_near = found.predict(z, features) != found.neither
+    probabilities = class_probabilities(found, classes, found.probabilities(z, features))
     items = []
-    for entry, cluster, probability in zip(entries.to_pylist(), names, confidence.tolist(), strict=True):
-        name = None if cluster == neither else of_clusters.get(str(cluster), str(cluster))
+    for entry, near, k, probability in zip(entries.to_pylist(), is_near, *probabilities.assign(), strict=True):
+        name = probabilities.names[k] if near else None
         kind: Kind = "neither" if name is None else "known" if name in classes.seen else "found"
-        shown = None if name is None or np.isnan(probability) else probability
-        items.append(Prediction(entry["id"], entry["path"], name or neither, kind, shown))
+        confidence = None if name is None else float(probability)
+        items.append(Prediction(entry["id"], entry["path"], name or found.neither, kind, confidence))
     files = None if given.images is None or given.images.files is None else list(given.images.files)
     return Predictions(items, files, data.broken)

@@ -19,7 +19,8 @@ def coloured(windows: Tensor, steps: Tensor) -> Tensor:
     pixels = windows.permute(0, 3, 1, 2).float()
     is_changed = (steps != torch.from_numpy(NO_STEPS).to(steps.device)).any(dim=1)
     n = max(1, CHUNK_NUMBERS // pixels[0].numel()) if pixels.device.type == "cpu" else len(pixels)
-    for rows in is_changed.nonzero()[:, 0].split(n):
+    changed = is_changed.nonzero()[:, 0]
+    for rows in changed.split(n) if len(changed) else ():  # one empty part would still import kornia
         pixels[rows] = 255 * _changed(pixels[rows].contiguous() / 255, steps[rows])
     return pixels
 

@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 
+from combemb.discovery.clusters import Clusters, distances, free_names
 from combemb.discovery.gaussians import Mixture
 from combemb.discovery.points import BLOCK_ROWS, Points
 from combemb.discovery.regions import Regions
@@ -18,12 +17,13 @@ from combemb.system.arrays import Array
 from combemb.system.errors import require
 from combemb.system.files import read_tensors, write_tensors
 
+__all__ = ["Discovery", "free_names", "in_blocks"]
+
 FORMAT = 3
-NEITHER = "neither"
 
 
 @dataclass(frozen=True, eq=False)
-class Discovery:
+class Discovery(Clusters):
     """N items in K clusters, first the C seen classes, then the novel ones, the largest first.
 
     Attributes
@@ -50,78 +50,15 @@ class Discovery:
         The classes as Gaussians, which place new items.
     """
 
-    names: np.ndarray
-    n_seen: int
-    n_novel_interval: tuple[int, int]
-    assignment: np.ndarray
-    nearest: np.ndarray
-    distance: np.ndarray
-    confidence: np.ndarray
-    is_labelled: np.ndarray
-    centres: np.ndarray
     spreads: np.ndarray
     reach: float
     points: Points
     mixture: Mixture
 
-    def __len__(self) -> int:
-        return len(self.assignment)
-
     def __repr__(self) -> str:
         low, high = self.n_novel_interval
         between = f" ({low} to {high})" if low < high else ""
         return f"Discovery({len(self):,} items: {self.n_seen} seen classes, {self.n_novel}{between} novel)"
-
-    @property
-    def n_novel(self) -> int:
-        """Number of novel classes: estimated, unless it was given."""
-        return len(self.names) - self.n_seen
-
-    @property
-    def clusters(self) -> np.ndarray:
-        """Name of the cluster of each item, an object array of shape (N,)."""
-        return np.asarray(self.names[self.assignment])
-
-    @property
-    def is_novel(self) -> np.ndarray:
-        """Which items are in novel classes, a bool array of shape (N,)."""
-        return np.asarray(self.assignment >= self.n_seen)
-
-    @property
-    def sizes(self) -> dict[Any, int]:
-        """Number of items of each cluster by its name, labelled ones included."""
-        return dict(zip(self.names, np.bincount(self.assignment, minlength=len(self.names)).tolist(), strict=True))
-
-    @cached_property
-    def neighbours(self) -> dict[Any, Any]:
-        """Nearest seen class of each novel one, by their centres; empty without seen classes."""
-        if self.n_seen == 0:
-            return {}
-        nearest = _distances(self.centres[self.n_seen :], self.centres[: self.n_seen]).argmin(axis=1)
-        return dict(zip(self.names[self.n_seen :], self.names[nearest], strict=True))
-
-    @property
-    def neither(self) -> str:
-        """What `predict` returns for an item that is far from all clusters."""
-        return next(free_names(NEITHER, set(self.names), bare=True))
-
-    def exemplars(self, cluster: Any, n: int = 10) -> np.ndarray:
-        """Return the rows of the items nearest to the centre of a cluster, the nearest first.
-
-        Parameters
-        ----------
-        cluster, n : int or str, int
-            One of `names`, and the maximum number of rows.
-
-        Returns
-        -------
-        int64 array
-        """
-        return self._rows(cluster, self.distance)[:n]
-
-    def borderline(self, cluster: Any, n: int = 10) -> np.ndarray:
-        """Return the rows of the least confident items of a cluster, as `exemplars` does; labelled ones come last."""
-        return self._rows(cluster, np.where(self.is_labelled, 2, self.confidence))[:n]
 
     def predict(self, z: Array, features: Array | None = None) -> np.ndarray:
         """Assign new items to clusters.
@@ -154,10 +91,21 @@ class Discovery:
         """
         x = self.points.of(z, features)
         found, confidence = self.mixture.assign(x)
-        for rows, distances in in_blocks(x, self.centres):
-            found[rows][(distances > self.reach * self.spreads).all(axis=1)] = len(self.names)
+        for rows, away in in_blocks(x, self.centres):
+            found[rows][(away > self.reach * self.spreads).all(axis=1)] = len(self.names)
         confidence[found == len(self.names)] = np.nan
         return np.asarray(np.append(self.names, np.array([self.neither], dtype=object))[found]), confidence
+
+    def probabilities(self, z: Array, features: Array | None = None) -> np.ndarray:
+        """Return the probability of each cluster for new items, (n, K) float32, as calibrated on hidden labels.
+
+        z and features are those of `predict`.
+        """
+        x = self.points.of(z, features)
+        found = np.empty((len(x), len(self.names)), np.float32)
+        for start in range(0, len(x), BLOCK_ROWS):
+            found[start : start + BLOCK_ROWS] = self.mixture.posterior(x[start : start + BLOCK_ROWS])
+        return found
 
     def novelty(self, z: Array, features: Array | None = None) -> np.ndarray:
         """Score how much more likely new items belong to no seen class than to one; 0 without seen classes.
@@ -227,14 +175,6 @@ class Discovery:
         if not is_fit or not all(((x >= 0) & (x < K)).all() for x in (self.assignment, self.nearest)):
             raise ValueError("its parts do not fit together")
 
-    def _rows(self, cluster: Any, by: np.ndarray) -> np.ndarray:
-        """Return the rows of the items of a cluster in the order of `by` (N,)."""
-        place = [i for i, name in enumerate(self.names) if name == cluster]
-        if not place:
-            raise ValueError(f"there is no cluster {cluster!r}; choose one of {', '.join(map(repr, self.names[:9]))}")
-        rows = np.flatnonzero(self.assignment == place[0])
-        return np.asarray(rows[np.argsort(by[rows], kind="stable")])
-
 
 ARRAYS = ("assignment", "nearest", "distance", "confidence", "is_labelled", "centres", "spreads")
 MODEL_ARRAYS = ("mean", "matrix", "between", "means", "counts")
@@ -242,23 +182,8 @@ REGION_ARRAYS = {"region_centres": "centres", "region_labelled": "labelled", "re
 CALIBRATION = ("slope", "local_slope", "offset", "temperature")
 
 
-def free_names(word: str, taken: set[Any], bare: bool = False) -> Iterator[str]:
-    """Yield word-1, word-2, ... except those taken; if `bare`, the word itself comes first."""
-    if bare and word not in taken:
-        yield word
-    yield from (name for name in (f"{word}-{i}" for i in count(1)) if name not in taken)
-
-
 def in_blocks(x: np.ndarray, centres: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield a slice of rows and their distances to all centres, a block at a time."""
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
-        yield rows, _distances(x[rows], centres)
-
-
-def _distances(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Return distances (n, K) float64, computed relative to the mean of the centres to keep their digits."""
-    middle = centres.mean(axis=0, dtype=np.float64)
-    a, b = x - middle, centres - middle
-    squares = np.square(a).sum(axis=1)[:, None] - 2 * a @ b.T + np.square(b).sum(axis=1)
-    return np.asarray(np.sqrt(np.maximum(squares, 0)))
+        yield rows, distances(x[rows], centres)

@@ -20,10 +20,11 @@ from matplotlib.transforms import Bbox
 from sklearn.decomposition import PCA
 
 from combemb.data.embeddings import as_array, check_finite
-from combemb.discovery.result import Discovery
+from combemb.discovery.clusters import Clusters
 from combemb.explorer.pages import TEMPLATES
 from combemb.system.arrays import Array
 from combemb.system.files import write_atomically
+from combemb.system.machine import threads_for
 from combemb.system.progress import Display
 
 MAX_ITEMS = 20_000  # of more, a sample is on the map
@@ -68,9 +69,11 @@ def map_of(z: Array, seed: int = 0, progress: bool | None = None) -> tuple[np.nd
         rows = np.sort(np.random.default_rng(seed).choice(len(items), MAX_ITEMS, replace=False))
     x = np.asarray(items[rows], dtype=np.float32)
     check_finite(x, allow_constant=True)
-    x = _components(x, seed)
-    is_enough = len(x) > MAX_PCA_ITEMS and x[:, 0].std() > 0
-    return (_fitted(x, seed, progress) if is_enough else x[:, :2]).astype(np.float32), rows
+    with threads_for(len(x)):
+        x = _components(x, seed)
+        is_enough = len(x) > MAX_PCA_ITEMS and x[:, 0].std() > 0
+        places = _fitted(x, seed, progress) if is_enough else x[:, :2]
+    return places.astype(np.float32), rows
 
 
 def _components(x: np.ndarray, seed: int) -> np.ndarray:
@@ -81,6 +84,7 @@ def _components(x: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> np.ndarray:
+    is_many = len(x) >= MIN_GRID_ITEMS
     start = x[:, :2] / x[:, 0].std() + 0.01 * np.random.default_rng(seed).normal(size=(len(x), 2))
     with Display("drawing the map", sum(STEPS), "steps", progress) as display:
         embedding = openTSNE.TSNE(
@@ -89,31 +93,31 @@ def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> np.ndarray:
             initialization=1e-4 * start,
             early_exaggeration_iter=STEPS[0],
             n_iter=STEPS[1],
-            negative_gradient_method="fft" if len(x) >= MIN_GRID_ITEMS else "bh",
+            negative_gradient_method="fft" if is_many else "bh",
             theta=TREE_THETA,
             ints_in_interval=GRID_INTERVAL,
             callbacks=lambda *_: display.advance(STEPS_PER_UPDATE),
             callbacks_every_iters=STEPS_PER_UPDATE,
-            n_jobs=torch.get_num_threads(),
+            n_jobs=torch.get_num_threads() if is_many else 1,  # a step for few is too short to share
             random_state=seed,
         ).fit(x)
     return np.asarray(embedding)
 
 
-def colours(found: Discovery) -> np.ndarray:
+def colours(found: Clusters) -> np.ndarray:
     """Return a colour for each cluster, (K,) as #rrggbb: muted for seen classes, strong for novel ones."""
     muted = [(i * HUE_STEP % 1, 0.68, 0.25) for i in range(found.n_seen)]
     strong = [((0.02 + i * HUE_STEP) % 1, (0.42, 0.55)[i % 2], 0.85) for i in range(found.n_novel)]
     return np.array([to_hex(colorsys.hls_to_rgb(*parts)) for parts in muted + strong])
 
 
-def by_importance(found: Discovery, assigned: np.ndarray) -> list[int]:
+def by_importance(found: Clusters, assigned: np.ndarray) -> list[int]:
     """Order clusters: novel ones first, then by how many items are assigned to them."""
     counts = np.bincount(assigned, minlength=len(found.names))
     return [int(k) for k in np.lexsort((-counts, np.arange(len(counts)) < found.n_seen))]
 
 
-def write_map_png(path: str | Path, places: np.ndarray, found: Discovery, rows: np.ndarray) -> None:
+def write_map_png(path: str | Path, places: np.ndarray, found: Clusters, rows: np.ndarray) -> None:
     """Draw a map to a PNG file, with the name of each cluster at the median of its places or near it.
 
     Names that would hide those of more important clusters are left out and counted.
@@ -124,7 +128,7 @@ def write_map_png(path: str | Path, places: np.ndarray, found: Discovery, rows: 
         File to write; an old one is replaced in one step.
     places, rows : arrays of shape (n, 2) and (n,)
         What `map_of` returns.
-    found : Discovery
+    found : Clusters
         Clusters of the items.
     """
     n_clusters, assigned = len(found.names), found.assignment[rows]
@@ -148,7 +152,7 @@ def write_map_png(path: str | Path, places: np.ndarray, found: Discovery, rows: 
         write_atomically(Path(path), lambda temporary: figure.savefig(temporary, format="png"))
 
 
-def _write_names(axes: Axes, places: np.ndarray, found: Discovery, assigned: np.ndarray, fontsize: float) -> int:
+def _write_names(axes: Axes, places: np.ndarray, found: Clusters, assigned: np.ndarray, fontsize: float) -> int:
     """Write names where they hide no other, the most important first; return how many are left out."""
     taken: list[Bbox] = []
     middles = _middles(places, found, assigned)
@@ -170,7 +174,7 @@ def _write_names(axes: Axes, places: np.ndarray, found: Discovery, assigned: np.
     return len(middles) - len(taken)
 
 
-def _middles(places: np.ndarray, found: Discovery, assigned: np.ndarray) -> dict[int, np.ndarray]:
+def _middles(places: np.ndarray, found: Clusters, assigned: np.ndarray) -> dict[int, np.ndarray]:
     """Return the median place of each cluster that is on the map, the most important first."""
     return {k: np.median(places[its], axis=0) for k in by_importance(found, assigned) if (its := assigned == k).any()}
 
@@ -180,14 +184,14 @@ def _one_line(name: object) -> str:
     return text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"
 
 
-def map_figure(places: np.ndarray, found: Discovery, rows: np.ndarray, ids: Sequence[str]) -> go.Figure:
+def map_figure(places: np.ndarray, found: Clusters, rows: np.ndarray, ids: Sequence[str]) -> go.Figure:
     """Draw an interactive map, on which an item shows its id, its cluster and its confidence.
 
     Parameters
     ----------
     places, rows : arrays of shape (n, 2) and (n,)
         What `map_of` returns.
-    found : Discovery
+    found : Clusters
         Clusters of the items.
     ids : sequence of str
         Ids of the n items on the map.

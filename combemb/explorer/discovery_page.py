@@ -9,7 +9,7 @@ import pyarrow as pa
 from markupsafe import Markup
 
 from combemb.data.entries import Entry
-from combemb.discovery.result import Discovery
+from combemb.discovery.clusters import Clusters
 from combemb.explorer.discovery_map import by_importance, colours, map_figure
 from combemb.explorer.pages import TEMPLATES, write_page
 from combemb.explorer.thumbnails import Thumbnails
@@ -22,12 +22,13 @@ Strips = tuple[np.ndarray, np.ndarray]  # rows of the pictures at the centre and
 
 def write_discovery_page(
     path: str | Path,
-    found: Discovery,
+    found: Clusters,
     entries: pa.Table,
     places: np.ndarray | None = None,
     rows: np.ndarray | None = None,
     *,
     title: str = "Discovered classes",
+    n_rejected: int = 0,
     n_pictures: int | None = None,
     progress: bool | None = None,
 ) -> None:
@@ -37,7 +38,7 @@ def write_discovery_page(
     ----------
     path : str or Path
         HTML file to write; an old one stays until the new one is complete.
-    found : Discovery
+    found : Clusters
         Clusters of N items.
     entries : pyarrow.Table
         Columns id, path and label of the N items.
@@ -45,6 +46,8 @@ def write_discovery_page(
         What `map_of` returns; without places the page has no map, without rows they are those of all items.
     title : str
         Heading of the page.
+    n_rejected : int
+        Number of items in no class, which are not among the N; the page says so.
     n_pictures : int, optional
         Pictures per strip; by default 10, for more than 50 clusters 6.
     progress : bool or None, default=None
@@ -61,18 +64,19 @@ def write_discovery_page(
     drawn = np.concatenate([np.array([], np.int64), *(strip for pair in strips for strip in pair)])
     named = np.unique(drawn if rows is None else np.concatenate([drawn, rows]))
     thumbnails = Thumbnails(THUMBNAIL_SIDE[is_many], entries["path"].take(named).to_pylist())
-    shown = {"title": title, "found": found, "is_many": is_many, "clusters": _clusters(found, entries, strips)}
+    shown = {"title": title, "found": found, "is_many": is_many, "n_rejected": n_rejected}
+    shown["clusters"] = _clusters(found, entries, strips)
     shown["map"] = None if places is None or rows is None else _map(places, found, rows, entries, thumbnails)
     write_page(path, "discovery_page.html.j2", thumbnails, len(drawn), progress, **shown)
 
 
-def _strips(found: Discovery, name: object, n: int) -> Strips:
+def _strips(found: Clusters, name: object, n: int) -> Strips:
     """Return rows nearest to the centre, and unlabelled ones on the border that are not among them."""
     nearest, border = found.exemplars(name, n), found.borderline(name, 2 * n)
     return nearest, border[~np.isin(border, nearest) & ~found.is_labelled[border]][:n]
 
 
-def _map(places: np.ndarray, found: Discovery, rows: np.ndarray, entries: pa.Table, thumbnails: Thumbnails) -> Markup:
+def _map(places: np.ndarray, found: Clusters, rows: np.ndarray, entries: pa.Table, thumbnails: Thumbnails) -> Markup:
     """Return the map with the whole of plotly's JavaScript; plotly escapes what it shows."""
     names = [thumbnails.short_name(name) for name in entries["id"].take(rows).to_pylist()]
     config = {"scrollZoom": True, "displaylogo": False, "responsive": True, "modeBarButtons": [MAP_BUTTONS]}
@@ -81,7 +85,7 @@ def _map(places: np.ndarray, found: Discovery, rows: np.ndarray, entries: pa.Tab
     return Markup(figure.to_html(config, full_html=False, div_id="map", post_script=script))
 
 
-def _clusters(found: Discovery, entries: pa.Table, strips: list[Strips]) -> Iterator[dict[str, Any]]:
+def _clusters(found: Clusters, entries: pa.Table, strips: list[Strips]) -> Iterator[dict[str, Any]]:
     """Yield what the template shows of each cluster, the most important first."""
     colour, neighbours = colours(found), found.neighbours
     for k in by_importance(found, found.assignment):
@@ -100,7 +104,7 @@ def _clusters(found: Discovery, entries: pa.Table, strips: list[Strips]) -> Iter
         }
 
 
-def _pictures(found: Discovery, entries: pa.Table, rows: np.ndarray) -> list[tuple[Entry, str]]:
+def _pictures(found: Clusters, entries: pa.Table, rows: np.ndarray) -> list[tuple[Entry, str]]:
     texts = ["labelled" if found.is_labelled[row] else f"{found.confidence[row]:.2f}" for row in rows]
     items = entries.select(["id", "path", "label"]).take(rows).to_pylist()
     return [(Entry(**item), text) for item, text in zip(items, texts, strict=True)]

@@ -27,6 +27,10 @@ class Thumbnails:
         """Return a small JPEG in base64, None if the picture cannot be read."""
         return self._jpeg(Entry(entry.id, entry.path))  # hits of several queries differ in their scores
 
+    def is_gone(self, entry: Entry) -> bool:
+        """Return whether the file of a picture does not exist."""
+        return entry.path is not None and not Path(entry.path).exists()
+
     def short_name(self, name: str) -> str:
         """Return a name relative to the folder."""
         return name.removeprefix(f"{self.folder}{os.sep}") if self.folder else name

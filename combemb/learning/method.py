@@ -11,8 +11,6 @@ from torch import Tensor
 
 from combemb.data.given import Loaded, read_given
 from combemb.data.labels import read_labels
-from combemb.discovery.class_number import check_count_by
-from combemb.discovery.discovering import discover
 from combemb.discovery.result import Discovery
 from combemb.learning import saving
 from combemb.learning.fitting import fit
@@ -20,6 +18,7 @@ from combemb.learning.input import embeddable, load_items
 from combemb.learning.interface import Interface
 from combemb.learning.run_folder import RunFolder
 from combemb.system.errors import require
+from combemb.system.machine import threads_for
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -153,20 +152,25 @@ class Method(Interface):
         -------
         Discovery
         """
+        from combemb.discovery.class_number import check_count_by  # noqa: PLC0415 - a search needs neither
+        from combemb.discovery.discovering import discover  # noqa: PLC0415
+
         self._require_fitted()
         check_count_by(count_by, self.codebook)
         is_read = isinstance(x, Loaded)
         data = x if is_read else self.read(read_given(x, labels).training_part(), progress=progress)
-        self.discovery_ = discover(
-            self.embed(data, progress=progress) if z is None else z,
-            read_labels(labels, len(data.items)) if is_read and labels is not None else data.labels,
-            n_novel,
-            count_by=count_by,
-            codebook=self.codebook,
-            features=data.discovery_features,
-            seed=self.seed,
-            progress=progress,
-        )
+        z = self.embed(data, progress=progress) if z is None else z
+        with threads_for(len(data.items)):
+            self.discovery_ = discover(
+                z,
+                read_labels(labels, len(data.items)) if is_read and labels is not None else data.labels,
+                n_novel,
+                count_by=count_by,
+                codebook=self.codebook,
+                features=data.discovery_features,
+                seed=self.seed,
+                progress=progress,
+            )
         return self.discovery_
 
     def predict(self, x: Any, *, by: Literal["clusters"] | None = None, progress: bool | None = None) -> np.ndarray:

@@ -10,10 +10,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # from glibc's malloc.h
 LARGEST_MMAP_THRESHOLD = 32 * 2**20  # bytes
 DEVICES = ("auto", "cuda", "mps", "cpu")
+FEW_ROWS = 8_000  # on fewer, threads of BLAS wait for each other longer than they work
 
 _is_own_process = False
 
@@ -55,6 +57,20 @@ def limited_threads(
         yield
     finally:
         put(before)
+
+
+@contextmanager
+def threads_for(n_rows: int) -> Iterator[None]:
+    """Limit BLAS to one thread in this context if there are few rows to work on.
+
+    Threads that wait keep their core busy. Where other processes run too, 720 items took five times as long with two
+    threads as with one.
+    """
+    if n_rows > FEW_ROWS:
+        yield
+        return
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def own_process() -> None:

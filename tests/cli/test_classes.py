@@ -1,16 +1,22 @@
 """`combemb classes` on real runs: the list, every change, the labels, and what bad input gets."""
 
+import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pyarrow import csv
 
 from tests.cli.found import BLOBS, NAMES, N, table
 from tests.commands import done, files, refused, told
+from tests.pages import Page
 from tests.pictures import SEEN
+
+NOTES = ("change", "rejected", "earlier state")  # in lines below the list
 
 
 @pytest.fixture
@@ -22,7 +28,7 @@ def run(item_run, tmp_path: Path) -> Path:
 def listed(run: Path) -> dict[str, list[str]]:
     lines = done("classes", run).stdout.splitlines()
     assert lines[0].split() == ["class", "items", "labelled", "confidence", "named", "by"]
-    rows = [line.split() for line in lines[1:] if "change" not in line and "rejected" not in line]
+    rows = [line.split() for line in lines[1:] if not any(word in line for word in NOTES)]
     return {row[0]: row[1:3] + row[4:] for row in rows}
 
 
@@ -47,7 +53,8 @@ def test_names_survive_another_discovery(run: Path):
     named = [item for item, name in zip(table(run)["id"], table(run)["cluster"], strict=True) if name == "novel-2"]
     done("classes", run, "name", "novel-2", "hawk")
     result = done("discover", run, "--no-page", "--n-novel", "3")
-    assert "changes by `combemb classes` that hold: 1; items in other classes than above: 20\n" in result.stdout
+    assert "changes by `combemb classes` that hold: 1\n" in result.stdout
+    assert "hawk     20     0 " in result.stdout
     labels = labels_of(run, run.parent / "labels.csv")
     assert [item for item, label in labels.items() if label == "hawk"] == named
     assert list(labels) == [f"item-{i}" for i in range(N)]
@@ -62,6 +69,78 @@ def test_folders_are_called_as_people_call_the_classes(photo_run, tmp_path: Path
     done("classes", run, "reject", "novel-2")
     done("discover", run, "--no-page", "--n-novel", "2", "--to-folders", tmp_path / "sorted")
     assert {path.name for path in (tmp_path / "sorted").iterdir()} == {*SEEN, "red-tailed hawk", "neither"}
+
+
+def test_tables_page_and_summary_show_what_the_list_shows(photo_run, tmp_path: Path):
+    run = shutil.copytree(photo_run[0], tmp_path / "run")
+    clusters = table(run)["cluster"]
+    moved = clusters.index("novel-2")
+    done("classes", run, "name", "novel-1", "red-tailed hawk")
+    done("classes", run, "move", "red-tailed hawk", table(run)["id"][moved])
+    done("classes", run, "reject", "novel-2")
+    result = done("discover", run, "--n-novel", "2", "--to-folders", tmp_path / "sorted")
+    n_rejected = clusters.count("novel-2") - 1
+    assert f"that hold: 3; rejected items, in no class: {n_rejected}\n" in result.stdout
+    expected = ["red-tailed hawk" if name == "novel-1" else None if name == "novel-2" else name for name in clusters]
+    expected[moved] = "red-tailed hawk"
+    assert table(run)["cluster"] == clusters
+    assert table(run)["class"] == expected
+    assert csv.read_csv(run / "discovery.csv")["class"].to_pylist() == [name or "" for name in expected]
+    page = Page(run / "discovery.html")
+    headings = [text.strip() for text in page.texts if "novel-" in text or "hawk" in text]
+    assert not any("novel-" in text for text in headings)
+    n_hawks = expected.count("red-tailed hawk")
+    assert f"red-tailed hawk items{n_hawks} " in page.text
+    rejected = f"{n_rejected} rejected item{'s' * (n_rejected > 1)} in no class"
+    assert f"1 novel class; {n_hawks} items in novel classes; {rejected}" in page.text
+    assert f"red-tailed hawk  {n_hawks} " in result.stdout
+    folders = {path.name: len(list(path.iterdir())) for path in (tmp_path / "sorted").iterdir()}
+    assert folders == Counter(name or "neither" for name in expected)
+    assert done("discover", run, "--n-novel", "2").stdout in result.stdout
+
+
+def test_merged_clusters_are_one_class_with_the_confidence_of_both(run: Path):
+    done("discover", run, "--no-page", "--n-novel", "4")
+    before = table(run)
+    done("classes", run, "merge", "novel-1", "novel-2", "novel-3", "novel-4")
+    done("discover", run, "--n-novel", "4")
+    after = table(run)
+    assert after["cluster"] == before["cluster"]
+    assert [name for name in after["class"] if name.startswith("novel-")] == 40 * ["novel-1"]
+    is_novel = np.array(before["is_novel"])
+    rise = np.array(after["confidence"]) - np.array(before["confidence"])
+    assert (rise[~is_novel] == 0).all()
+    assert (rise[is_novel] > -1e-6).all()
+    assert rise.max() > 0.01
+    assert max(confidence for confidence, novel in zip(after["confidence"], is_novel, strict=True) if novel) < 1
+    assert "novel-1 items40 " in Page(run / "discovery.html").text
+
+
+def test_a_search_shows_the_names_of_classes(photo_run, tmp_path: Path):
+    run = shutil.copytree(photo_run[0], tmp_path / "run")
+    done("index", run, "--quiet")
+    of_cluster = dict(zip(table(run)["id"], table(run)["cluster"], strict=True))
+    query = next(name for name, cluster in of_cluster.items() if cluster == "novel-1")
+
+    def hits() -> list[dict]:
+        return json.loads(done("search", run, query, "--json", "-k", "100").stdout)[0]["hits"]
+
+    assert {hit["name"] for hit in hits()} == {None}
+    done("classes", run, "name", "novel-1", "red-tailed hawk")
+    for hit in hits():
+        assert hit["name"] == ("red-tailed hawk" if of_cluster[hit["id"]] == "novel-1" else None)
+    shown = done("search", run, query, "-k", "1", "--html", tmp_path / "hits.html").stdout
+    assert "red-tailed hawk" in shown
+    assert "red-tailed hawk" in Page(tmp_path / "hits.html").text
+
+
+def test_the_list_says_when_page_and_tables_are_older(run: Path):
+    hint = "the page and the tables show an earlier state"
+    assert hint not in done("classes", run).stdout
+    done("classes", run, "name", "novel-1", "hawk")
+    assert f"{hint}; write them again: combemb discover {run}\n" in done("classes", run).stdout
+    done("discover", run, "--no-page")
+    assert hint not in done("classes", run).stdout
 
 
 def test_a_photo_may_be_given_by_any_path(photo_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

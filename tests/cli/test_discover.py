@@ -28,9 +28,10 @@ from tests.pictures import IDS, LABELS, SEEN
 def test_every_item_has_its_row_in_both_tables(item_run):
     run, _ = item_run
     found = pq.read_table(run / "discovery.parquet")
-    assert [str(field.type) for field in found.schema] == [*["large_string"] * 2, "string", "bool", "float"]
+    assert [str(field.type) for field in found.schema] == [*["large_string"] * 2, "string", "bool", "float", "string"]
     rows = found.to_pydict()
-    assert list(rows) == ["id", "path", "cluster", "is_novel", "confidence"]
+    assert list(rows) == ["id", "path", "cluster", "is_novel", "confidence", "class"]
+    assert rows["class"] == rows["cluster"]  # nobody has changed anything
     assert rows["id"] == [f"item-{i}" for i in range(N)]
     assert set(rows["path"]) == {None}
     assert rows["is_novel"] == (BLOBS.targets >= 4).tolist()

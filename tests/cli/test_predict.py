@@ -60,6 +60,31 @@ def test_found_classes_have_the_names_that_people_gave_them(run: Path, new: Path
     assert predicted(run, new)[4:6] == found
 
 
+def test_a_merged_class_has_the_probability_of_all_its_clusters(run: Path, tmp_path: Path):
+    done("discover", run, "--no-page", "--n-novel", "4")  # of two classes, so that clusters overlap
+    new = tmp_path / "new.npz"
+    np.savez(new, x=BLOBS.x[80:])
+    before = predicted(run, new)
+    model = methods.load(run)
+    features = model.read(new).discovery_features
+    probabilities = model.discovery_.probabilities(model.embed(new), features)
+    own = dict(zip(model.discovery_.names, probabilities.T, strict=True))
+    assert np.allclose([item["confidence"] for item in before], [own[item["name"]][i] for i, item in enumerate(before)])
+    done("classes", run, "merge", "novel-1", "novel-2", "novel-3")
+    done("classes", run, "name", "novel-1", "hawk")
+    after = predicted(run, new)
+    hawk = own["novel-1"] + own["novel-2"] + own["novel-3"]
+    assert {item["name"] for item in after} == {"hawk", "novel-4"}
+    for item, of_hawk, of_other in zip(after, hawk, own["novel-4"], strict=True):
+        assert item["confidence"] == pytest.approx(of_hawk if item["name"] == "hawk" else of_other, abs=2e-6)
+        assert (item["name"] == "hawk") == (of_hawk > of_other)
+    assert sum(item["confidence"] for item in after) > sum(item["confidence"] for item in before) + 0.2
+    done("classes", run, "merge", "ant", "hawk")
+    into_seen = predicted(run, new)
+    is_hawk = [item["name"] == "hawk" for item in after]
+    assert {item["kind"] for item, hawk in zip(into_seen, is_hawk, strict=True) if hawk} == {"known"}
+
+
 def test_the_table_and_the_files(run: Path, new: Path, tmp_path: Path):
     result = done("predict", run, new, "--out", tmp_path / "new.csv")
     first, head, *rows, last = result.stdout.splitlines()

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,20 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def item_run(items: Path, tmp_path: Path) -> Path:
     done("fit", items, "--out", tmp_path / "items", "--method", "itq", "--bits", "16", "--quiet")
     return tmp_path / "items"
+
+
+def test_a_search_imports_only_what_it_needs(run: Path, photos: Path):
+    """These libraries take longer to import than the search itself takes."""
+    slow = ("kornia", "scipy.optimize", "sklearn", "matplotlib", "plotly", "openTSNE", "jinja2")
+    code = f"import sys, atexit; atexit.register(lambda: print([name for name in {slow} if name in sys.modules]))"
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}; import combemb.__main__", "search", run, photos / IDS[0], "-k", "1"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert str(photos / IDS[0]) in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "[]"
 
 
 def test_entries_have_absolute_paths_and_labels(run: Path, photos: Path):
@@ -295,7 +311,8 @@ def test_embeddings_keep_their_ids_and_labels(item_run: Path, items: Path):
     for i, result in enumerate(results):
         (hit,) = result["hits"]
         first = int((codes == codes[i]).all(dim=1).int().argmax())
-        expected = {"id": f"item-{first}", "path": None, "label": labels[first], "score": 16.0, "is_missing": False}
+        expected = {"id": f"item-{first}", "path": None, "label": labels[first], "score": 16.0}
+        expected |= {"is_missing": False, "name": None}
         assert (result["query"]["label"], hit) == (labels[i], expected)
 
 

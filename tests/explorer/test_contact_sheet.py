@@ -145,6 +145,12 @@ def test_a_label_that_the_query_has_too_is_marked(
     assert shown.text.count("no label") == (label is None)
 
 
+def test_a_hit_without_a_label_has_the_name_that_a_person_gave(tmp_path: Path):
+    hits = [Hit(id="a", score=1.0, name="<b>hawk</b>"), Hit(id="b", score=1.0, label="ant"), Hit(id="c", score=1.0)]
+    shown = page(tmp_path / "page.html", SearchResult(Entry("q"), hits))
+    assert shown.text.endswith("a 11.000 <b>hawk</b> a b 21.000 ant b c 31.000 no label c")
+
+
 def test_pictures_are_counted_while_the_page_is_written(photos: Path, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     results = [SearchResult(entry(photos / "ant/0.png"), [hit(photos / "bee/2.png")])] * 2

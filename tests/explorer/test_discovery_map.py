@@ -2,6 +2,7 @@
 
 import colorsys
 import json
+import time
 from dataclasses import replace
 
 import matplotlib.image
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import cdist, pdist
+from threadpoolctl import threadpool_limits
 
 from combemb.explorer import discovery_map
 from combemb.explorer.discovery_map import colours, map_figure, map_of, write_map_png
 from combemb.system import progress
+from combemb.system.machine import limited_threads
 from tests.discoveries import found_in
 
 HOSTILE = ["<b>$x_$</b>", "a&amp;b", "q\"'\n", "名前", "a very long name of a class of birds"]
@@ -80,6 +83,16 @@ def test_of_many_items_some_are_drawn(monkeypatch, few_steps):
     assert (np.diff(rows) > 0).all()
     np.testing.assert_array_equal(map_of(z[rows])[0], places)
     assert not np.array_equal(map_of(z, seed=1)[1], rows)
+
+
+def test_few_items_are_placed_by_one_thread():
+    """Threads that wait for each other keep cores busy; a step is too short to be shared."""
+    z = found_in(["ant", "bee"], 2, per_class=100)[0]
+    with limited_threads(2), threadpool_limits(2, user_api="blas"):
+        all_threads, this_thread = time.process_time(), time.thread_time()
+        map_of(z)
+        all_threads, this_thread = time.process_time() - all_threads, time.thread_time() - this_thread
+    assert all_threads < 1.3 * this_thread
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,7 @@ def test_items_without_a_picture_show_their_ids(tmp_path: Path):
     page = written(tmp_path / "page.html", found, entries)
     assert len(page.thumbnails()) == len(found) - 2
     assert {"0.png", "1.png"} < {text for texts in page.sections.values() for text in texts}
+    assert page.text.count("file is missing") == 1  # the other one is damaged
     ids = [f"set/{row}." for row in range(len(found))]
     page = written(tmp_path / "page.html", found, entries_of(found, ids, [None] * len(found)))
     assert page.all("img") == []

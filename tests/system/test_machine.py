@@ -4,7 +4,9 @@ import ctypes
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from combemb.system import machine
 
@@ -68,3 +70,17 @@ def test_malloc_is_changed_only_in_a_process_of_our_own(monkeypatch, is_own):
 def test_importing_the_package_leaves_malloc_alone():
     program = "import combemb, combemb.system.machine as m; print(m._is_own_process)"
     assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout == b"False\n"
+
+
+def test_few_rows_are_worked_on_by_one_thread():
+    def n_threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    np.ones((2, 2)) @ np.ones((2, 2))
+    with threadpool_limits(2, user_api="blas"):
+        before = n_threads()
+        with machine.threads_for(machine.FEW_ROWS):
+            assert n_threads() == {1}
+        assert n_threads() == before
+        with machine.threads_for(machine.FEW_ROWS + 1):
+            assert n_threads() == before
