@@ -57,4 +57,4 @@ def write_manifest(path: Path, folder: Path, labels=LABELS, **columns) -> Path:
 
 def cached(root: Path) -> dict[str, int]:
     """The files of features below a cache, with the times at which they were last written."""
-    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in sorted(root.rglob("*.npy"))}
+    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in sorted(root.rglob("*.rows"))}

@@ -1,45 +1,53 @@
-"""What the cache of features holds, and the removal of what was not used for some time."""
+"""What the cache holds, and the removal of what was not used for some time."""
 
-import json
+import shutil
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from filelock import FileLock, Timeout
 
-from combemb.backbones.feature_cache import Folder, cache_root
+from combemb.backbones.feature_cache import RECORD, Segment, cache_root
 
+FEATURES, PRETRAINING = "features", "pretraining"  # folders of the cache
 SECONDS_PER_DAY = 24 * 60 * 60
 
 
 @dataclass(frozen=True)
-class CachedFeatures:
-    """Features of some images by one backbone, in a folder of the cache.
+class Cached:
+    """A folder of the cache: features by one backbone at one size, or weights of a backbone after a first stage.
 
     Attributes
     ----------
     path : Path
-        The folder; its name begins with that of the backbone.
-    n_images, n_views : int
-        Number of images, and of views of each in the largest file; 0 if the records cannot be read.
+        The folder; its name begins with that of the backbone or of the stage.
     n_bytes : int
         Size on disk.
-    is_finished : bool
-        False if an extraction was interrupted, which a call with the same images resumes.
     used : float
         Time of the last use, in seconds since 1970.
+    n_images, n_views : int
+        Number of images with features, and of their views in total; 0 for weights and for files of older versions.
+    networks : tuple of str
+        What computed the features, such as "torch 2.13.0".
     """
 
     path: Path
-    n_images: int
-    n_views: int
     n_bytes: int
-    is_finished: bool
     used: float
+    n_images: int = 0
+    n_views: int = 0
+    networks: tuple[str, ...] = ()
+
+    @property
+    def has_features(self) -> bool:
+        """Whether it holds features, not weights."""
+        return self.path.parent.name == FEATURES
 
 
-def cached_features(cache: Path | None = None) -> list[CachedFeatures]:
+def cached(cache: Path | None = None) -> list[Cached]:
     """Return what the cache holds, the last used first.
 
     Parameters
@@ -49,53 +57,78 @@ def cached_features(cache: Path | None = None) -> list[CachedFeatures]:
 
     Returns
     -------
-    list of CachedFeatures
+    list of Cached
     """
-    folders = [path for path in (cache_root(cache) / "features").glob("*") if path.is_dir()]
+    folders = [path for kind in (FEATURES, PRETRAINING) for path in (cache_root(cache) / kind).glob("*")]
     return sorted(filter(None, map(_looked_at, folders)), key=lambda found: -found.used)
 
 
-def prune_features(days: float, cache: Path | None = None) -> list[CachedFeatures]:
-    """Delete features that were not used for so many days, except where another process is writing.
+def prune(days: float, cache: Path | None = None) -> list[Cached]:
+    """Delete what was not used for so many days, except where another process is writing.
 
-    They are extracted again when they are needed.
+    Of features, those that were extracted together are kept or deleted together. What is deleted is computed again when
+    it is needed.
 
     Parameters
     ----------
     days : float
         0 deletes all.
     cache : Path, optional
-        As for `cached_features`.
+        As for `cached`.
 
     Returns
     -------
-    list of CachedFeatures
-        What was deleted.
+    list of Cached
+        What was deleted of each folder.
     """
+    until = time.time() - days * SECONDS_PER_DAY
     deleted = []
-    for found in cached_features(cache):
-        if time.time() - found.used < days * SECONDS_PER_DAY:
-            continue
+    for found in cached(cache):
         with suppress(Timeout), FileLock(found.path / ".lock", timeout=0):
-            Folder(found.path, {}, 0).clear()  # the lock stays, since another process may be waiting for it
-            deleted.append(found)
+            units = _units(found.path) if found.has_features else [list(found.path.glob("[!.]*"))]
+            old = [files for files in units if (_used(files) if found.has_features else found.used) <= until]
+            n_bytes = sum(map(_n_bytes, old))
+            for path in (path for files in old for path in files):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            if old:  # the lock stays, since another process may be waiting for it
+                deleted.append(replace(found, n_bytes=n_bytes))
     return deleted
 
 
-def _looked_at(path: Path) -> CachedFeatures | None:
+def _units(folder: Path) -> list[list[Path]]:
+    """Return the files of each segment, its record first, because the others mean nothing without it."""
+    units: dict[str, list[Path]] = {}
+    for path in sorted(folder.glob("[!.]*"), key=lambda path: path.suffix != RECORD):
+        units.setdefault(path.stem, []).append(path)
+    return list(units.values())
+
+
+def _used(files: list[Path]) -> float:
+    return files[0].stat().st_mtime  # see `Segment.mark_used`
+
+
+def _n_bytes(paths: Iterable[Path]) -> int:
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
+    sizes = [file.stat() for file in files]
+    return sum(512 * found.st_blocks if hasattr(found, "st_blocks") else found.st_size for found in sizes)
+
+
+def _looked_at(path: Path) -> Cached | None:
     """Return what a folder holds, None if it is empty; files may vanish meanwhile."""
     try:
-        files = [(file, file.stat()) for file in path.glob("[!.]*")]
-        used = path.stat().st_mtime  # see `Folder.mark_used`
+        files = list(path.glob("[!.]*"))
+        if not files:
+            return None
+        if path.parent.name == PRETRAINING:
+            return Cached(path, _n_bytes(files), path.stat().st_mtime)
+        used = max(map(_used, _units(path)))
+        segments = [segment for file in files if (segment := Segment.opened(file)) is not None]
+        n_images = n_views = 0
+        if segments:
+            keys = np.concatenate([segment.keys for segment in segments])
+            views = np.unique(np.column_stack([keys["image"], keys["view"]]), axis=0)
+            n_images, n_views = len(np.unique(views[:, :2], axis=0)), len(views)
+        networks = tuple(sorted({segment.network for segment in segments}))
+        return Cached(path, _n_bytes(files), used, n_images, n_views, networks)
     except OSError:
         return None
-    if not files:
-        return None
-    n_images = n_views = 0
-    for file, _ in files:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            record = json.loads(file.read_text()) if file.suffix == ".json" else {"n_images": 0, "n_views": 0}
-            n_images, n_views = max(n_images, record["n_images"]), max(n_views, record["n_views"])
-    is_finished = all(file.suffix != ".part" for file, _ in files)
-    n_bytes = sum(512 * found.st_blocks if hasattr(found, "st_blocks") else found.st_size for _, found in files)
-    return CachedFeatures(path, n_images, n_views, n_bytes, is_finished, used)

@@ -1,36 +1,32 @@
 """Features of images by a frozen backbone, computed once and kept in a cache."""
 
-import ctypes
-import math
-import multiprocessing
-import signal
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor, nn
 
 from combemb.backbones.base import Backbone
-from combemb.backbones.feature_cache import Folder, Recipe, Stored, Writer
-from combemb.data.augmentation import NO_STEPS, Augmentation, Views
-from combemb.data.colour import coloured
-from combemb.data.images import BrokenImage, Images, refuse_many_broken
+from combemb.backbones.decoding import Decoded, Decoder
+from combemb.backbones.feature_cache import FEATURE_DTYPE, Found, Store, Writer, view_keys
+from combemb.backbones.openvino_network import converted, is_wanted
+from combemb.data.augmentation import Augmentation, Views
+from combemb.data.image_items import ImageItems
+from combemb.data.images import Images, refuse_many_broken
+from combemb.system.ahead import ahead
 from combemb.system.errors import require
-from combemb.system.machine import memory_kept, n_cores
+from combemb.system.machine import memory_kept
 from combemb.system.progress import Display
 
-SECONDS_BETWEEN_RECORDS = 5.0  # a killed process loses at most this much work
-FEW_FILES = 256  # fewer are decoded before worker processes would have started
+SECONDS_BETWEEN_SAVES = 5.0  # a killed process loses at most this much work
+MAX_VIEWS = ImageItems.n_views
+MANY_PIXELS = 20_000_000  # torch computes views with fewer before OpenVINO would be ready: 400 views of 224 px
 CPU = torch.device("cpu")
-Network = Callable[[Tensor], Tensor]  # pixels (B, 3, size, size) -> features (B, F)
+Keys = tuple[np.ndarray, np.ndarray]  # of images (N, 2) and views (V,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +36,13 @@ class Features:
     Attributes
     ----------
     x : array (N', V, F) of float16
-        A read-only memory map if cached; view 0 is the clean one.
+        Read-only, and a memory map if it is large; view 0 is the clean one.
     rows : array (N',)
         Positions of these images among the N.
     broken : dict
         Position of each image that could not be read -> reason.
     folder, is_hit : Path or None, bool
-        Where the features are stored, and whether they were there before.
+        Where the features are stored, and whether all of them were there before.
     """
 
     x: np.ndarray
@@ -75,8 +71,9 @@ def extract(
 ) -> Features:
     """Return the features of `n_views` views of every image, from the cache or computed and added to it.
 
-    A call resumes where a killed one stopped, and waits for another process that computes the same. Images that cannot
-    be read are left out; more than a tenth of them raise a ValueError.
+    The cache has every view of an image by itself, so only what is not there is computed: new and changed images, views
+    that were not asked for before, and what a killed call left. A call waits for another process that extracts by the
+    same backbone. Images that cannot be read are left out; more than a tenth of them raise a ValueError.
 
     Parameters
     ----------
@@ -91,7 +88,7 @@ def extract(
     cache : Path, optional
         Root of the cache; by default COMBEMB_CACHE or the user's cache folder.
     keep : bool
-        False writes nothing: for a few images, such as queries.
+        False stores nothing: for a few images, such as queries.
     device, batch_size, n_workers, progress
         Where and how to compute; 0 workers decode in threads, None chooses a number.
 
@@ -100,186 +97,160 @@ def extract(
     Features
     """
     require(min(n_views, batch_size) > 0, f"n_views={n_views} and batch_size={batch_size} must be 1 or more")
+    require(n_views <= MAX_VIEWS, f"n_views={n_views:,} is more than the {MAX_VIEWS:,} that there are; use fewer")
     smallest = backbone.min_size
     require(size >= smallest, f"size={size} is too small for {backbone.name}; give {smallest} or more")
     views = Views(images, size, augmentation, seed)
-    recipe = Recipe(n_views, {"augmentation": asdict(augmentation), "seed": seed} if n_views > 1 else {})
-    holds = {"images": images.key, "backbone": about, "size": size, "last_stage": last_stage}
-    folder = Folder.of(cache, f"{backbone.name}-{size}px", holds, len(images))
-    stored = folder.find(recipe)
-    if stored is not None and not _is_fixed(stored, images):
-        return _features(folder, stored, n_views, is_hit=True)
-    if not keep:
-        network = _network(backbone, last_stage, device)
-        backbone.n_outputs(size, network, device)
-        with torch.inference_mode(), memory_kept():
-            return _in_memory(_Decoder(views, range(n_views), 0, batch_size), network, device)
-    with folder.alone(progress):
-        known = folder.best(recipe)
-        if known is not None and _is_fixed(known, images):
-            folder.clear()
-        stored = folder.find(recipe)  # another process may have added it
-        if stored is not None:
-            return _features(folder, stored, n_views, is_hit=True)
-        with torch.inference_mode(), memory_kept():
-            network = _network(backbone, last_stage, device)
-            n_features = backbone.n_outputs(size, network, device)
-            with Writer(folder, recipe, n_features) as writer:
-                decoder = _Decoder(views, range(writer.first_view, n_views), writer.done, batch_size)
-                _fill(writer, decoder, network, device, n_workers=n_workers, progress=progress)
-        stored = folder.find(recipe)
-        assert stored is not None, "the features were written but are not found"
-        return _features(folder, stored, n_views, is_hit=False)
+    holds = {"backbone": about, "size": size, "last_stage": last_stage}
+    store = Store.of(cache, f"{backbone.name}-{size}px", holds)
+    keys = images.image_keys, view_keys(n_views, {"augmentation": asdict(augmentation), "seed": seed})
+    found, broken = _looked_up(store, keys, images)
+    if broken is not None:
+        return _features(store, found, broken, is_hit=True)
+    with torch.inference_mode(), memory_kept():
+        if not keep:
+            work = _Work(images, _decoders(views, found, batch_size), 0, device)
+            return _in_memory(work, found, work.network(backbone, size, last_stage))
+        with store.alone(progress):
+            found, broken = _looked_up(store, keys, images)  # another process may have added some
+            if broken is not None:
+                return _features(store, found, broken, is_hit=True)
+            work = _Work(images, _decoders(views, found, batch_size), n_workers, device)
+            network = work.network(backbone, size, last_stage)
+            done = int(found.is_there.all(axis=1).sum())
+            with Display("extracting features", len(images), "images", progress, done=done) as display:
+                broken = _fill(store, work, network, keys, display)
+            return _features(store, store.find(*keys), broken, is_hit=False)
 
 
-def _is_fixed(stored: Stored, images: Images) -> bool:
-    """Return whether a broken image can be read now; its size and time need not have changed."""
-    return any(images.reason(row) is None for row in stored.broken)
+def _looked_up(store: Store, keys: Keys, images: Images) -> tuple[Found, dict[int, str] | None]:
+    """Return what is in the cache, and if no other image can be read, the reasons.
 
-
-def _in_memory(decoder: "_Decoder", network: Network, device: torch.device) -> Features:
-    """Compute features without storing them."""
-    images, broken = decoder.views.images, dict[int, str]()
-    parts = []
-    for decoded in _decoded(decoder, n_workers=0):
-        broken.update(decoded.broken)
+    Images that could not be read are tried every time: a disk may be back.
+    """
+    found = store.find(*keys)
+    broken: dict[int, str] = {}
+    for row in np.flatnonzero(~found.is_there.all(axis=1)).tolist():
+        reason = images.reason(row)
+        if reason is None:
+            return found, None
+        broken[row] = reason
         refuse_many_broken(broken, images)
-        parts.append(np.stack([network(pixels).half().cpu().numpy() for pixels in decoded.pixels(device)], axis=1))
-    rows = np.delete(np.arange(len(images)), list(broken))
-    return Features(np.concatenate(parts)[rows], rows, broken, None, is_hit=False)
+    return found, broken
 
 
-def _features(folder: Folder, stored: Stored, n_views: int, is_hit: bool) -> Features:
-    folder.mark_used()
-    x = stored.x[:n_views].transpose(1, 0, 2)
-    return Features(x, stored.rows, stored.broken, folder.path, is_hit)
+def _features(store: Store, found: Found, broken: dict[int, str], is_hit: bool) -> Features:
+    rows = np.delete(np.arange(len(found.row)), list(broken))
+    return Features(found.take(rows, store.path), rows, broken, store.path, is_hit)
 
 
-def _network(backbone: Backbone, last_stage: bool, device: torch.device) -> Network:
-    frozen = backbone.for_inference().to(device)
-    return (lambda pixels: frozen.before_last(pixels).flatten(1)) if last_stage else frozen
+class _Network(NamedTuple):
+    """A frozen network, pixels (B, 3, size, size) -> features (B, F)."""
+
+    compute: Callable[[Tensor], Tensor]
+    n_features: int
+    name: str
 
 
-def _fill(
-    writer: Writer,
-    decoder: "_Decoder",
-    network: Network,
-    device: torch.device,
-    *,
-    n_workers: int | None,
-    progress: bool | None,
-) -> None:
-    """Write the features of all images that are not done yet."""
-    images, saved = decoder.views.images, time.monotonic()
-    with Display("extracting features", len(images), "images", progress, done=writer.done) as display:
-        for decoded in _decoded(decoder, n_workers):
-            writer.broken.update(decoded.broken)
-            try:
-                refuse_many_broken(writer.broken, images)
-            except ValueError:
-                writer.discard()  # once the images are fixed, a call starts afresh
-                raise
-            for view, pixels in enumerate(decoded.pixels(device), start=writer.first_view):
-                x = network(pixels).half().cpu().numpy()
-                _require_finite(x, writer, images, view)
-                writer.write(view, writer.done, x)
-            writer.done += decoded.windows.shape[1]
-            display.advance(decoded.windows.shape[1])
-            if time.monotonic() - saved >= SECONDS_BETWEEN_RECORDS:
+class _LastInput(nn.Module):
+    """The input of a backbone's last stage, flattened."""
+
+    def __init__(self, backbone: Backbone):
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, 3, size, size) -> (B, C*h*w)."""
+        return self.backbone.before_last(pixels).flatten(1)
+
+
+def _decoders(views: Views, found: Found, batch_size: int) -> list[Decoder]:
+    """Return what decodes the views that are not in the cache: one for all images that lack the same ones."""
+    is_missing = ~found.is_there
+    decoders = []
+    for pattern in np.unique(is_missing[is_missing.any(axis=1)], axis=0):
+        rows = np.flatnonzero((is_missing == pattern).all(axis=1))
+        decoders.append(Decoder(views, np.flatnonzero(pattern).tolist(), rows, batch_size))
+    return decoders
+
+
+class _Work:
+    """The views to compute. Decoding starts at once, so that it runs while the network is built."""
+
+    def __init__(self, images: Images, decoders: list[Decoder], n_workers: int | None, device: torch.device):
+        self.images, self.device = images, device
+        self.n_views = sum(len(decoder.rows) * len(decoder.numbers) for decoder in decoders)
+        self.parts = [(decoder.numbers, decoder.decoded(n_workers)) for decoder in decoders]
+
+    def network(self, backbone: Backbone, size: int, last_stage: bool) -> _Network:
+        """Return the frozen network, by OpenVINO if that is faster."""
+        frozen = backbone.for_inference().to(self.device)
+        network = _LastInput(frozen) if last_stage else frozen
+        n_features = backbone.n_outputs(size, network, self.device)
+        is_fast = self.device.type == "cpu" and self.n_views * size**2 >= MANY_PIXELS and is_wanted()
+        fast = converted(network, size) if is_fast else None
+        name = fast.name if fast else f"torch {torch.__version__}"
+        return _Network(fast or network, n_features, name)
+
+    def computed(self, network: _Network) -> Iterator[tuple[Decoded, list[int], np.ndarray]]:
+        """Yield decoded batches, the numbers of the views, and their features (B, V, F).
+
+        While the network runs on one view, a thread makes the pixels of the next one.
+        """
+        for numbers, batches in self.parts:
+            views: list[np.ndarray] = []
+            for decoded, pixels in ahead(self._pixels(batches)):
+                if pixels is not None:
+                    views.append(network.compute(pixels).half().cpu().numpy())
+                if pixels is None or len(views) == len(numbers):
+                    x = np.stack(views, axis=1) if views else np.empty((0, len(numbers), network.n_features))
+                    yield decoded, numbers, x
+                    views = []
+
+    def _pixels(self, batches: Iterator[Decoded]) -> Iterator[tuple[Decoded, Tensor | None]]:
+        """Yield each view of each batch, None for a batch without images that can be read."""
+        for decoded in batches:
+            if len(decoded.rows) == 0:
+                yield decoded, None
+            for pixels in decoded.pixels(self.device):
+                yield decoded, pixels
+
+
+def _fill(store: Store, work: _Work, network: _Network, keys: Keys, display: Display) -> dict[int, str]:
+    """Store the features; return the reasons why images cannot be read."""
+    image_keys, keys_of_views = keys
+    broken: dict[int, str] = {}
+    saved = time.monotonic()
+    with Writer(store, network.n_features, work.n_views, network.name) as writer:
+        for decoded, numbers, x in work.computed(network):
+            broken.update(decoded.broken)
+            refuse_many_broken(broken, work.images)
+            _require_finite(x, decoded.rows, numbers, work.images)
+            writer.add(image_keys[decoded.rows], keys_of_views[numbers], x)
+            display.advance(len(decoded.rows) + len(decoded.broken))
+            if time.monotonic() - saved >= SECONDS_BETWEEN_SAVES:
                 writer.save()
                 saved = time.monotonic()
-    writer.finish()
+    return broken
 
 
-def _require_finite(x: np.ndarray, writer: Writer, images: Images, view: int) -> None:
-    bad = np.flatnonzero(~np.isfinite(x).all(axis=1)) + writer.done
-    bad = np.setdiff1d(bad, list(writer.broken))
-    if len(bad) > 0:
-        why = "not finite in float16 (they hold NaN or exceed ±65,504); check the weights of the backbone"
-        raise ValueError(f"the features of view {view} of {images.name(int(bad[0]))} are {why}")
+def _in_memory(work: _Work, found: Found, network: _Network) -> Features:
+    """Compute features without storing them; those in the cache are used."""
+    x = np.empty((*found.row.shape, network.n_features), FEATURE_DTYPE)
+    for number, segment in enumerate(found.segments):
+        x[found.segment == number] = segment.x[found.row[found.segment == number]]
+    broken: dict[int, str] = {}
+    for decoded, numbers, part in work.computed(network):
+        broken.update(decoded.broken)
+        refuse_many_broken(broken, work.images)
+        x[decoded.rows[:, None], numbers] = part
+    rows = np.delete(np.arange(len(x)), list(broken))
+    return Features(x[rows], rows, broken, None, is_hit=False)
 
 
-class _Decoded(NamedTuple):
-    """Some views of consecutive images; those of broken images are black."""
-
-    windows: np.ndarray  # (V, B, size, size, 3) uint8
-    steps: np.ndarray  # (V, B, 6) float32
-    broken: dict[int, str]  # position -> reason
-
-    def pixels(self, device: torch.device) -> Iterator[Tensor]:
-        """Yield each view, (B, 3, size, size)."""
-        for windows, steps in zip(self.windows, self.steps, strict=True):
-            yield coloured(torch.from_numpy(windows).to(device), torch.from_numpy(steps).to(device))
-
-
-@dataclass(frozen=True, eq=False)
-class _Decoder(Dataset[_Decoded]):
-    """Decodes images in order, from image `start` on, `batch_size` at a time."""
-
-    views: Views
-    numbers: range
-    start: int
-    batch_size: int
-    n_threads: int = 1  # threads suffice, because Pillow releases Python's lock
-
-    def __len__(self) -> int:
-        return math.ceil((len(self.views.images) - self.start) / self.batch_size)
-
-    def __getitem__(self, number: int) -> _Decoded:
-        first = self.start + number * self.batch_size
-        rows = range(first, min(first + self.batch_size, len(self.views.images)))
-        with ThreadPoolExecutor(self.n_threads) as pool:
-            made = list(map(self._read, rows) if self.n_threads == 1 else pool.map(self._read, rows))
-        windows, steps, reasons = zip(*made, strict=True)
-        broken = {row: reason for row, reason in zip(rows, reasons, strict=True) if reason is not None}
-        return _Decoded(np.stack(windows, axis=1), np.stack(steps, axis=1), broken)
-
-    def _read(self, row: int) -> tuple[np.ndarray, np.ndarray, str | None]:
-        try:
-            return *self.views.read(row, self.numbers), None
-        except BrokenImage as error:
-            V, size = len(self.numbers), self.views.size
-            return np.zeros((V, size, size, 3), np.uint8), np.tile(NO_STEPS, (V, 1)), str(error)
-
-
-def _default_workers(images: Images) -> int:
-    """Return how many processes decode: none for pixels, for few files, and where a process cannot be forked safely.
-
-    A process that is not forked imports the main script again, which must be written for that.
-    """
-    cannot_fork = sys.platform != "linux" or multiprocessing.current_process().daemon
-    if images.files is None or len(images) < FEW_FILES or cannot_fork:
-        return 0
-    return max(1, min(4, n_cores() - 1))
-
-
-def _decoded(decoder: _Decoder, n_workers: int | None) -> Iterator[_Decoded]:
-    """Decode in other processes, or in threads of this one if n_workers is 0."""
-    n_workers = _default_workers(decoder.views.images) if n_workers is None else n_workers
-    if n_workers == 0:
-        decoder = replace(decoder, n_threads=min(4, n_cores()))
-    loader = DataLoader(
-        decoder,
-        batch_size=None,
-        num_workers=n_workers,
-        collate_fn=_unchanged,
-        worker_init_fn=_end_with_parent,
-        multiprocessing_context=None if n_workers == 0 else "fork" if sys.platform == "linux" else "spawn",
-        generator=torch.Generator(),  # otherwise a loader draws from the global one
-    )
-    with warnings.catch_warnings():
-        # Python 3.12 warns of forks in a process with threads; the workers run only Pillow and numpy.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return iter(loader)
-
-
-def _end_with_parent(_: int) -> None:
-    """Let Linux kill this worker when its parent is killed; it would wait forever on a full pipe."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _unchanged(batch: Any) -> Any:
-    """Keep arrays, which go through a pipe; tensors would go through /dev/shm, which is small in containers."""
-    return batch
+def _require_finite(x: np.ndarray, rows: np.ndarray, numbers: list[int], images: Images) -> None:
+    for at, view in enumerate(numbers):
+        bad = np.flatnonzero(~np.isfinite(x[:, at]).all(axis=1))
+        if len(bad) > 0:
+            why = "not finite in float16 (they hold NaN or exceed ±65,504); check the weights of the backbone"
+            raise ValueError(f"the features of view {view} of {images.name(int(rows[bad[0]]))} are {why}")

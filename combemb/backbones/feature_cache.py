@@ -1,15 +1,16 @@
-"""Features on disk: found by what they were computed from, and written so that a killed process can be resumed."""
+"""Features on disk: a row for each view of an image, found by what it was computed from."""
 
 import hashlib
-import io
 import json
 import os
 import re
+import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -21,9 +22,13 @@ from combemb.system.files import write_json
 from combemb.system.progress import is_wanted
 from combemb.system.version import __version__
 
-CACHE_FORMAT = 1  # raise it when the same recipe gives other pixels, so that older files are ignored
+CACHE_FORMAT = 2  # raise it when the same views get other pixels, so that older files are ignored
 FEATURE_DTYPE = np.dtype("<f2")
-COPY_BYTES = 16 * 2**20  # size of one copy
+KEY = np.dtype([("image", "<u8", (2,)), ("view", "<u8"), ("check", "<u8")])  # of a row
+PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # those of xxHash
+RECORD, ROWS, KEYS = ".json", ".rows", ".keys"  # the files of a segment
+COPY_ROWS = 4096  # rows of one copy
+MAX_BYTES_IN_MEMORY = 256 * 2**20  # more features from several places are copied to a temporary file
 
 
 def cache_root(given: Path | None) -> Path:
@@ -34,76 +39,121 @@ def cache_root(given: Path | None) -> Path:
     return (Path(users) if users else Path.home() / ".cache") / "combemb"
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The views in a file: the clean one, then those of `random` (augmentation and seed)."""
-
-    n_views: int
-    random: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Start of the names of its files."""
-        return "clean" if self.n_views == 1 else f"{self.n_views}-views-{_digest(self.random)}"
-
-    def n_shared(self, other: "Recipe") -> int:
-        """Return how many leading views are the same in both; the clean one always is."""
-        return min(self.n_views, other.n_views) if self.random == other.random else 1
+def view_keys(n_views: int, random: dict[str, Any]) -> np.ndarray:
+    """Return a key of each view, (V,) uint64: the clean one, then those of `random` (augmentation and seed)."""
+    recipes = [{}, *({**random, "view": number} for number in range(1, n_views))]
+    return np.array([int(_digest(recipe), 16) for recipe in recipes], "<u8")
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
-    """A finished file: x (V, N', F), a read-only memory map, of the N' images, of N, that could be read."""
+class Segment:
+    """The rows that one call of `extract` added. A process that is killed leaves those that it had recorded."""
 
-    x: np.ndarray
-    recipe: Recipe
-    n_images: int
-    broken: dict[int, str]  # position -> reason
-
-    @property
-    def rows(self) -> np.ndarray:
-        """Positions (N',) of the images among the N."""
-        return np.delete(np.arange(self.n_images), list(self.broken))
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The files of the same images, network and size, which `holds` identifies as JSON."""
-
-    path: Path
-    holds: dict[str, Any]
-    n_images: int
+    path: Path  # of its record
+    keys: np.ndarray  # (R,) of KEY
+    x: np.ndarray  # (R, F), a read-only memory map
+    network: str  # what computed the features, such as "torch 2.13.0"
 
     @classmethod
-    def of(cls, cache: Path | None, name: str, holds: dict[str, Any], n_images: int) -> Self:
-        """Return the folder in the cache; `name` helps a human to find it."""
-        holds = json.loads(json.dumps({"format": CACHE_FORMAT, **holds}))  # as it is read back: tuples become lists
-        plain = re.sub(r"[^\w.-]+", "-", name)[:80]
-        return cls(cache_root(cache) / "features" / f"{plain}-{_digest(holds)}", holds, n_images)
+    def opened(cls, path: Path, holds: dict[str, Any] | None = None) -> Self | None:
+        """Return a segment as far as it is whole; None if it is damaged, empty, or `holds` something else."""
+        try:
+            record = json.loads(path.read_text())
+            n_features, rows = int(record["n_features"]), path.with_suffix(ROWS)
+            content = path.with_suffix(KEYS).read_bytes()
+            n = min(len(content) // KEY.itemsize, rows.stat().st_size // (n_features * FEATURE_DTYPE.itemsize))
+            keys = np.frombuffer(content, KEY, n)
+            n = int(np.append(keys["check"] == _check(keys), False).argmin())  # up to the first damaged key
+            if n == 0 or (holds is not None and holds != record["holds"]):
+                return None
+            x = np.memmap(rows, FEATURE_DTYPE, "r", shape=(n, n_features))
+            return cls(path, keys[:n], x, str(record["network"]))
+        except Exception:  # damaged files make json and numpy raise nearly anything
+            return None
 
-    def best(self, recipe: Recipe) -> Stored | None:
-        """Return the finished file that shares most views with the recipe; damaged files are skipped."""
-        there = filter(None, map(self._opened, sorted(self.path.glob("*.json"))))
-        return max(there, key=lambda stored: stored.recipe.n_shared(recipe), default=None)
-
-    def find(self, recipe: Recipe) -> Stored | None:
-        """Return a finished file that has all views of the recipe, if there is one."""
-        stored = self.best(recipe)
-        return stored if stored and stored.recipe.n_shared(recipe) == recipe.n_views else None
-
-    def clear(self) -> None:
-        """Delete all files, finished or not; the records first, because the others mean nothing without them."""
-        for path in sorted(self.path.glob("[!.]*"), key=lambda path: path.suffix != ".json"):
-            path.unlink(missing_ok=True)
+    def find(self, images: np.ndarray, views: np.ndarray) -> np.ndarray:
+        """Return the row of each view (V,) of each image (N, 2), or -1 -> (N, V)."""
+        own = self.keys["image"][:, 0] ^ self.keys["view"]
+        order = np.argsort(own, kind="stable")
+        wanted = images[:, None, 0] ^ views[None]
+        rows = order[np.searchsorted(own, wanted, sorter=order).clip(max=len(order) - 1)]
+        found = self.keys[rows]
+        is_same = (found["image"] == images[:, None]).all(axis=2) & (found["view"] == views[None])
+        return np.where(is_same, rows, -1)
 
     def mark_used(self) -> None:
-        """Record the time of this use, by which the cache is pruned, as that of the folder."""
+        """Record the time of this use, by which the cache is pruned, as that of the record."""
         with suppress(OSError):  # a cache that cannot be written can still be read
             os.utime(self.path)
 
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Where the views of images are: segment and row, (N, V) each; -1 for those that are not in the cache."""
+
+    segments: list[Segment]
+    segment: np.ndarray
+    row: np.ndarray
+
+    @property
+    def is_there(self) -> np.ndarray:
+        """Which views of which images are in the cache, (N, V)."""
+        return self.segment >= 0
+
+    def take(self, rows: np.ndarray, folder: Path) -> np.ndarray:
+        """Return the features of images whose views are all there, (n, V, F), read-only.
+
+        Rows that follow each other on disk are a memory map; others are copied, many of them to a file in the folder
+        that vanishes with the array.
+        """
+        segment, row = self.segment[rows], self.row[rows]
+        used = [self.segments[number] for number in np.unique(segment)]
+        for one in used:
+            one.mark_used()
+        n, V = row.shape
+        step = int(row[1, 0] - row[0, 0]) if n > 1 else V
+        if len(used) == 1 and step > 0 and (row == row[0, 0] + step * np.arange(n)[:, None] + np.arange(V)).all():
+            x = used[0].x[row[0, 0] :]
+            strides = (step * x.strides[0], *x.strides)
+            return np.lib.stride_tricks.as_strided(x, (n, V, x.shape[1]), strides, subok=True, writeable=False)
+        copied = _empty((n, V, used[0].x.shape[1]), folder)
+        for start in range(0, n, COPY_ROWS):
+            part = slice(start, start + COPY_ROWS)
+            for number in np.unique(segment[part]):
+                there = segment[part] == number
+                copied[part][there] = self.segments[number].x[row[part][there]]
+        copied.flags.writeable = False
+        return copied
+
+
+@dataclass(frozen=True)
+class Store:
+    """The segments of one network and image size, which `holds` identifies as JSON."""
+
+    path: Path
+    holds: dict[str, Any]
+
+    @classmethod
+    def of(cls, cache: Path | None, name: str, holds: dict[str, Any]) -> Self:
+        """Return the store in the cache; `name` helps a human to find it."""
+        holds = json.loads(json.dumps({"format": CACHE_FORMAT, **holds}))  # as it is read back: tuples become lists
+        plain = re.sub(r"[^\w.-]+", "-", name)[:80]
+        return cls(cache_root(cache) / "features" / f"{plain}-{_digest(holds)}", holds)
+
+    def find(self, images: np.ndarray, views: np.ndarray) -> Found:
+        """Look for views (V,) of images (N, 2), given by their keys; damaged segments are skipped."""
+        opened = (Segment.opened(path, self.holds) for path in sorted(self.path.glob(f"*{RECORD}")))
+        segments = [segment for segment in opened if segment is not None]
+        found = Found(segments, *np.full((2, len(images), len(views)), -1))
+        for number, segment in enumerate(segments):
+            row = segment.find(images, views)
+            found.segment[row >= 0] = number
+            found.row[row >= 0] = row[row >= 0]
+        return found
+
     @contextmanager
     def alone(self, progress: bool | None) -> Iterator[None]:
-        """Lock the folder against other processes, after they are done."""
+        """Lock the store against other processes that extract, after they are done."""
         lock = FileLock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -120,154 +170,70 @@ class Folder:
         finally:
             lock.release()
 
-    def _opened(self, path: Path) -> Stored | None:
-        try:
-            record = json.loads(path.read_text())
-            data = path.with_suffix(".npy")
-            x = np.lib.format.open_memmap(data, mode="r")
-            recipe = Recipe(record["n_views"], record["random"])
-            broken = {int(row): str(reason) for row, reason in record["broken"].items()}
-            shape = (recipe.n_views, self.n_images - len(broken), record["n_features"])
-            is_whole = data.stat().st_size == record["bytes"] and x.shape == shape and x.dtype == FEATURE_DTYPE
-            return Stored(x, recipe, self.n_images, broken) if is_whole and record["holds"] == self.holds else None
-        except Exception:  # damaged files make json and numpy raise nearly anything
-            return None
 
-
-@dataclass
 class Writer:
-    """An unfinished file, written view by view, with a record of what is done so far.
+    """A new segment. Its rows are there for others after `save`, which also runs at the end of a `with` block.
 
-    It resumes where an earlier one stopped. The `.part` file has a row for every image; `finish` removes those of
-    broken images and renames it to `.npy`. Writing through a memory map would kill the process on a full disk.
+    Writing through a memory map would kill the process on a full disk.
     """
 
-    folder: Folder
-    recipe: Recipe
-    n_features: int
-    done: int = 0  # number of images, including broken ones
-    first_view: int = 0  # the views before it were copied from another file
-    broken: dict[int, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.part = self.folder.path / f"{self.recipe.name}.part"
-        self._record_path = self.part.with_suffix(".json")
-        self._row_bytes = self.n_features * FEATURE_DTYPE.itemsize
+    def __init__(self, store: Store, n_features: int, n_rows: int, network: str):
+        n_bytes, free = n_rows * n_features * FEATURE_DTYPE.itemsize, shutil.disk_usage(store.path).free
+        require(
+            n_bytes <= free,
+            f"the features take {n_bytes / 1e6:,.0f} MB, but {store.path} has {free / 1e6:,.0f} MB left; "
+            "free some space, set COMBEMB_CACHE to a folder on another disk, or use fewer views",
+        )
+        self.path = store.path / f"{secrets.token_hex(8)}{RECORD}"
+        self.record = {"combemb": __version__, "holds": store.holds, "n_features": n_features, "network": network}
+        self._unsaved: list[np.ndarray] = []
+        self._files: tuple[BinaryIO, ...] = ()
 
     def __enter__(self) -> Self:
-        if not self._resume():
-            self._start()
-        self.file: BinaryIO = self.part.open("rb+")
+        self._files = tuple(self.path.with_suffix(suffix).open("xb") for suffix in (ROWS, KEYS))
+        write_json(self.path, self.record)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.file.close()
+        try:
+            self.save()
+        finally:
+            for file in self._files:
+                with suppress(OSError):  # what could not be written has no key
+                    file.close()
 
-    def write(self, view: int, start: int, block: np.ndarray) -> None:
-        """Write the features (n, F) of a view of the images from `start` on."""
-        N = self.folder.n_images
-        self.file.seek(len(self._header(N)) + (view * N + start) * self._row_bytes)
-        self.file.write(np.ascontiguousarray(block, FEATURE_DTYPE).data)
+    def add(self, images: np.ndarray, views: np.ndarray, x: np.ndarray) -> None:
+        """Add the features (n, V, F) of views (V,) of images (n, 2), which are given by their keys."""
+        keys = np.empty((len(images), len(views)), KEY)
+        keys["image"], keys["view"] = images[:, None], views[None]
+        keys["check"] = _check(keys)
+        self._files[0].write(np.ascontiguousarray(x, FEATURE_DTYPE).data)
+        self._unsaved.append(keys)
 
     def save(self) -> None:
-        """Flush the data, then record that they are there."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        write_json(self._record_path, self._record())
-
-    def finish(self) -> None:
-        """Make the file that `find` returns. May be interrupted and called again at any point."""
-        self.save()
-        self.file.close()  # Windows cannot rename open files
-        kept = np.delete(np.arange(self.folder.n_images), list(self.broken))
-        if self.part.stat().st_size != self._bytes(len(kept)):
-            self._squeeze(kept)
-        write_json(self._record_path, {**self._record(), "bytes": self._bytes(len(kept))})
-        self.part.replace(self.part.with_suffix(".npy"))
-
-    def discard(self) -> None:
-        """Delete what is done."""
-        if hasattr(self, "file"):
-            self.file.close()
-        for path in (self._record_path, self.part, self.part.with_suffix(".npy")):  # the record first, as in `clear`
-            path.unlink(missing_ok=True)
-
-    def _bytes(self, n_rows: int) -> int:
-        return len(self._header(n_rows)) + self.recipe.n_views * n_rows * self._row_bytes
-
-    def _header(self, n_rows: int) -> bytes:
-        buffer, shape = io.BytesIO(), (self.recipe.n_views, n_rows, self.n_features)
-        header = {"descr": FEATURE_DTYPE.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(buffer, header)
-        return buffer.getvalue()
-
-    def _record(self) -> dict[str, Any]:
-        return {
-            "combemb": __version__,
-            "holds": self.folder.holds,
-            "n_images": self.folder.n_images,
-            "n_views": self.recipe.n_views,
-            "n_features": self.n_features,
-            "random": self.recipe.random,
-            "first_view": self.first_view,
-            "done": self.done,
-            "broken": {str(row): reason for row, reason in sorted(self.broken.items())},
-        }
-
-    def _resume(self) -> bool:
-        try:
-            record = json.loads(self._record_path.read_text())
-            self.done, self.first_view = int(record["done"]), int(record["first_view"])
-            self.broken = {int(row): str(reason) for row, reason in record["broken"].items()}
-            size = self.part.stat().st_size
-        except Exception:  # a damaged record makes json and the rest raise nearly anything
-            return False
-        N = self.folder.n_images
-        is_squeezed = self.done == N and size == self._bytes(N - len(self.broken))
-        is_ours = {**record, **self._record()} == record and 0 <= self.done <= N
-        return is_ours and (is_squeezed or size == self._bytes(N))
-
-    def _start(self) -> None:
-        """Start a part without rows, or with the leading views of a finished file that has them too."""
-        self.discard()
-        n_bytes, free = self._bytes(self.folder.n_images), shutil.disk_usage(self.folder.path).free
-        require(
-            n_bytes <= free,
-            f"the features take {n_bytes / 1e6:,.0f} MB, but {self.folder.path} has {free / 1e6:,.0f} MB left; "
-            "free some space, set COMBEMB_CACHE to a folder on another disk, or use fewer views",
-        )
-        stored = self.folder.best(self.recipe)
-        self.done, self.first_view = 0, stored.recipe.n_shared(self.recipe) if stored else 0
-        self.broken = dict(stored.broken) if stored else {}
-        with self.part.open("wb") as self.file:
-            self.file.write(self._header(self.folder.n_images))
-            self.file.truncate(n_bytes)
-            if stored:
-                for view in range(self.first_view):
-                    self._copy(stored, view)
-            self.save()
-
-    def _copy(self, stored: Stored, view: int) -> None:
-        rows, step = stored.rows, max(1, COPY_BYTES // self._row_bytes)
-        for start in range(0, self.folder.n_images, step):
-            block = np.zeros((min(step, self.folder.n_images - start), self.n_features), FEATURE_DTYPE)
-            low, high = np.searchsorted(rows, (start, start + len(block)))
-            block[rows[low:high] - start] = stored.x[view, low:high]
-            self.write(view, start, block)
-
-    def _squeeze(self, kept: np.ndarray) -> None:
-        """Remove the rows of broken images."""
-        x = np.lib.format.open_memmap(self.part, mode="r")
-        squeezed = self.part.with_suffix(".squeezed")
-        with squeezed.open("wb") as file:
-            file.write(self._header(len(kept)))
-            for view in range(len(x)):
-                for rows in np.array_split(kept, 1 + len(kept) * self._row_bytes // COPY_BYTES):
-                    file.write(x[view][rows].data)
+        """Write the rows, then their keys: a key without its row would be a wrong result."""
+        keys = b"".join(part.tobytes() for part in self._unsaved)
+        if not keys:
+            return
+        self._unsaved.clear()
+        for file, content in zip(self._files, (b"", keys), strict=True):
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        del x
-        squeezed.replace(self.part)
+
+
+def _empty(shape: tuple[int, int, int], folder: Path) -> np.ndarray:
+    if np.prod(shape, dtype=np.int64) * FEATURE_DTYPE.itemsize <= MAX_BYTES_IN_MEMORY:
+        return np.empty(shape, FEATURE_DTYPE)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return np.memmap(file, FEATURE_DTYPE, "w+", shape=shape)
+
+
+def _check(keys: np.ndarray) -> np.ndarray:
+    """Return a checksum of each key, which is not zero for zeros: these are what a power failure leaves."""
+    first, second = np.moveaxis(keys["image"], -1, 0)
+    a, b, c = map(np.uint64, PRIMES)
+    return np.asarray(first * a + second * b + keys["view"] * c + a)
 
 
 def _digest(value: Any) -> str:

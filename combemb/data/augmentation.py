@@ -1,6 +1,7 @@
 """Augmented views of images as in SimCLR: random crop, flip and colour. View 0 is the clean image."""
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -92,7 +93,11 @@ def random_steps(augmentation: Augmentation, rng: np.random.Generator) -> np.nda
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """The views of images, numbered from 0; view v of image i is a function of the image, the seed, i and v alone."""
+    """The views of images, numbered from 0.
+
+    View v of an image depends on its pixels, the seed and v alone: it stays the same where images are added, removed or
+    in another order.
+    """
 
     images: Images
     size: int  # side of a view in pixels
@@ -109,13 +114,14 @@ class Views:
         The clean view is cut from twice the size too, so that it does not depend on which others are read.
         """
         image = self.images.read(i, at_least=2 * self.size)
+        content = zlib.crc32(image.tobytes()) if any(numbers) else 0
         windows = np.empty((len(numbers), self.size, self.size, 3), np.uint8)
         steps = np.tile(NO_STEPS, (len(numbers), 1))
         for at, number in enumerate(numbers):
             if number == 0:
                 windows[at] = clean_window(image, self.size)
             else:
-                rng = np.random.default_rng((self.seed, i, number))
+                rng = np.random.default_rng((self.seed, content, number))
                 windows[at] = random_window(image, self.size, self.augmentation, rng)
                 steps[at] = random_steps(self.augmentation, rng)
         return windows, steps

@@ -4,7 +4,7 @@ import hashlib
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -147,6 +147,19 @@ class Images:
             digest.update(os.fsencode(Path(file).absolute()) + repr(_size_and_times(file)).encode())
         return digest.hexdigest()
 
+    @property
+    def image_keys(self) -> np.ndarray:
+        """A digest of each image, (N, 2) uint64: of its pixels, or of the path, size and times of its file."""
+        if self.files is None:
+            return self._keys_of_pixels
+        return _as_keys(_of_file(Path(file)) for file in self.files)
+
+    @cached_property
+    def _keys_of_pixels(self) -> np.ndarray:
+        assert self.pixels is not None
+        shape = repr(self.pixels.shape[1:]).encode()
+        return _as_keys(shape + np.ascontiguousarray(image).tobytes() for image in self.pixels)
+
     @cached_property
     def _key_of_pixels(self) -> str:
         """Computed once: arrays may be large, and unlike files they seldom change in between."""
@@ -156,6 +169,17 @@ class Images:
         for start in range(0, len(self), step):
             digest.update(np.ascontiguousarray(self.pixels[start : start + step]).data)
         return digest.hexdigest()
+
+
+def _as_keys(contents: Iterable[bytes]) -> np.ndarray:
+    digests = b"".join(hashlib.blake2b(content, digest_size=16).digest() for content in contents)
+    return np.frombuffer(digests, "<u8").reshape(-1, 2)
+
+
+def _of_file(file: Path) -> bytes:
+    """Return what tells a file from others; a missing one may come back with any content, so it equals none."""
+    found = _size_and_times(file)
+    return os.fsencode(file.absolute()) + (os.urandom(16) if found[0] < 0 else repr(found).encode())
 
 
 def refuse_many_broken(broken: dict[int, str], images: Images, n: int | None = None) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from combemb.data.items import ArrayItems, Items
 from combemb.data.labels import Labels
+from combemb.system.ahead import ahead
 
 
 class MappedItems(ArrayItems):
@@ -126,7 +126,7 @@ class Batches:
             near = torch.where((self.neighbours >= 0) & ~is_labelled[self.neighbours], self.neighbours, -1)
             unlabelled = (_joined(rows, near, self.n_together, generator) for rows in unlabelled)
         batches = (self._batch(*rows, generator) for rows in zip(labelled, unlabelled, strict=True))
-        yield from _ahead(batches) if self.items.is_slow else batches
+        yield from ahead(batches) if self.items.is_slow else batches
 
     def _batch(self, labelled: Tensor, unlabelled: Tensor, generator: torch.Generator) -> Batch:
         n, V = len(labelled) + len(unlabelled), self.items.n_views
@@ -143,15 +143,6 @@ class Batches:
             )
         labels = torch.from_numpy(self.labels.values[rows.numpy()])
         return Batch(rows, x, other, labels, len(labelled) // self.world_size, clean)
-
-
-def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the same batches, each prepared in a thread while the previous one is in use."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, batches, None)
-        while (batch := coming.result()) is not None:
-            coming = thread.submit(next, batches, None)
-            yield batch
 
 
 def _draws(rows: Tensor, n_batches: int, n: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
 from filelock import FileLock
 
 from combemb.backbones.base import Backbone
+from combemb.backbones.cached import PRETRAINING
 from combemb.backbones.feature_cache import cache_root
 from combemb.data.given import Given
 from combemb.data.image_items import readable
@@ -63,7 +65,7 @@ def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress:
         "recipe": stage.recipe,
     }
     digest = hashlib.sha256(json.dumps(holds, sort_keys=True).encode()).hexdigest()[:16]
-    folder = cache_root(None) / "pretraining" / f"{stage.recipe['name']}-{digest}"
+    folder = cache_root(None) / PRETRAINING / f"{stage.recipe['name']}-{digest}"
     path = folder / "backbone.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
@@ -72,4 +74,5 @@ def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress:
             rows, broken = readable(given.images, progress)
             stage.train(backbone, given.take(rows) if broken else given, images.size, folder, progress)
             write_tensors(path, backbone.state_dict(), {"holds": json.dumps(holds)})
+        os.utime(folder)  # the time of this use, by which the cache is pruned
     return path

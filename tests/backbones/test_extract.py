@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from combemb.backbones import decoding, feature_cache
 from combemb.backbones import extract as features
 from combemb.backbones.feature_cache import cache_root
 from combemb.data.augmentation import Augmentation, Views
@@ -63,11 +65,11 @@ def test_the_batch_size_changes_no_more_than_rounding(tmp_path, batch_size):
 
 
 def test_many_files_are_decoded_by_other_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(features, "FEW_FILES", 30)
+    monkeypatch.setattr(decoding, "FEW_FILES", 30)
     found = run(files(tmp_path / "files"), tmp_path / "a", n_workers=None)
     assert np.array_equal(found.x, run(some_images(), tmp_path / "b").x)
-    assert features._default_workers(some_images()) == 0
-    assert features._default_workers(files(tmp_path / "files").take(np.arange(29))) == 0
+    assert decoding.default_workers(some_images(), 30) == 0
+    assert decoding.default_workers(files(tmp_path / "files"), 29) == 0
 
 
 def test_the_second_call_does_nothing(tmp_path):
@@ -117,12 +119,79 @@ def test_a_changed_pixel_makes_other_features(tmp_path):
     assert np.flatnonzero((found.x != run(some_images(), tmp_path).x).any(axis=(1, 2))).tolist() == [17]
 
 
-def test_a_touched_file_makes_the_features_anew(tmp_path):
+def test_a_touched_file_is_extracted_again(tmp_path):
     images = files(tmp_path / "files")
     run(images, tmp_path / "cache")
     assert run(Images(files=images.files), tmp_path / "cache").is_hit
     os.utime(images.files[3], ns=(1, 1))
     assert not run(Images(files=images.files), tmp_path / "cache").is_hit
+
+
+def test_one_more_image_is_the_only_one_that_is_extracted(tmp_path):
+    folder = tmp_path / "files"
+    images, backbone = files(folder), Tiny()
+    before = np.array(run(images, tmp_path / "cache").x)
+    Image.fromarray(pixels(31)[30]).save(folder / "007a.png")  # in the middle of the list
+    more = run(Images(files=sorted(folder.iterdir())), tmp_path / "cache", backbone)
+    assert not more.is_hit
+    assert backbone.n_seen == 3
+    assert np.array_equal(np.delete(more.x, 8, axis=0), before)
+    assert np.allclose(more.x[8], expected(Images(pixels=pixels(31)))[30], rtol=2e-3, atol=2e-3)
+    assert run(Images(files=sorted(folder.iterdir())), tmp_path / "cache").is_hit
+
+
+def test_fewer_images_and_another_order_extract_nothing(tmp_path):
+    images, backbone = files(tmp_path / "files"), Tiny()
+    whole = run(images, tmp_path / "cache").x
+    for rows in (np.arange(0, 30, 2), np.arange(30)[::-1], np.array([7]), np.array([3, 3, 1])):
+        for n_views in (3, 1):
+            found = run(images.take(rows), tmp_path / "cache", backbone, n_views=n_views)
+            assert found.is_hit
+            assert np.array_equal(found.x, whole[rows, :n_views])
+            assert not found.x.flags.writeable
+    assert backbone.log.batches == []
+
+
+def test_a_changed_file_is_the_only_one_that_is_extracted_again(tmp_path):
+    images, backbone = files(tmp_path / "files"), Tiny()
+    before = np.array(run(images, tmp_path / "cache").x)
+    Image.fromarray(255 - pixels()[5]).save(images.files[5])
+    after = run(images, tmp_path / "cache", backbone)
+    assert backbone.n_seen == 3
+    assert np.flatnonzero((after.x != before).any(axis=(1, 2))).tolist() == [5]
+
+
+def test_features_do_not_depend_on_what_was_in_the_cache(tmp_path):
+    """Views are those of the content: neither the place of an image nor its file's name counts."""
+    images = files(tmp_path / "files")
+    fresh = run(images, tmp_path / "fresh").x
+    run(images.take(np.array([20, 4, 11])), tmp_path / "cache", n_views=2)
+    run(images.take(np.arange(29, 10, -1)), tmp_path / "cache", n_views=1)
+    assert np.allclose(run(images, tmp_path / "cache").x, fresh, rtol=2e-3, atol=1e-3)
+    images.files[0].rename(tmp_path / "other.png")
+    moved = run(Images(files=[tmp_path / "other.png"]), tmp_path / "cache")
+    assert not moved.is_hit
+    assert np.allclose(moved.x, fresh[:1], rtol=2e-3, atol=1e-3)
+
+
+def test_only_the_views_that_an_image_lacks_are_computed(tmp_path):
+    images, backbone = some_images(), Tiny()
+    run(images.take(np.arange(10)), tmp_path, n_views=1)
+    run(images.take(np.arange(5)), tmp_path, n_views=2)
+    run(images, tmp_path, backbone)
+    assert backbone.n_seen == 5 * 1 + 5 * 2 + 20 * 3
+
+
+def test_features_from_several_places_that_exceed_the_memory_are_in_a_file_that_vanishes(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_cache, "MAX_BYTES_IN_MEMORY", 100)
+    monkeypatch.setattr(feature_cache, "COPY_ROWS", 7)
+    images = some_images()
+    run(images.take(np.arange(12, 20)), tmp_path / "a")
+    found = run(images, tmp_path / "a")
+    assert isinstance(found.x, np.memmap)
+    assert not found.x.flags.writeable
+    assert np.allclose(found.x, run(images, tmp_path / "b").x, rtol=2e-3, atol=1e-3)
+    assert len(list(found.folder.glob("[!.]*"))) == 6
 
 
 def test_the_clean_view_alone_comes_from_any_file(tmp_path):
@@ -154,7 +223,7 @@ def test_views_that_are_there_are_copied(tmp_path, n_before, seed, n_new):
 
 
 def test_copied_views_keep_to_the_images_that_can_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("combemb.backbones.feature_cache.COPY_BYTES", 50)
+    monkeypatch.setattr(feature_cache, "COPY_ROWS", 4)
     images = files(tmp_path / "files", broken=(0, 13, 29))
     run(images, tmp_path / "a", n_views=1)
     found, whole = run(images, tmp_path / "a"), run(images, tmp_path / "b")
@@ -174,7 +243,7 @@ def test_broken_images_are_left_out_and_listed(tmp_path, broken, n_workers):
         assert sorted(found.broken) == list(broken)
         assert all(found.broken.values())
         assert np.array_equal(found.x, run(some_images(), tmp_path / "b").x[kept])
-    assert {path.suffix for path in found.folder.iterdir() if path.name != ".lock"} == {".npy", ".json"}
+    assert {path.suffix for path in found.folder.iterdir() if path.name != ".lock"} == {".json", ".keys", ".rows"}
 
 
 def test_features_that_are_not_kept_are_the_same_and_leave_no_file(tmp_path):
@@ -207,7 +276,7 @@ def hide(images, rows):
 
 
 def test_after_too_many_broken_files_all_are_read_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(features, "SECONDS_BETWEEN_RECORDS", 0.0)
+    monkeypatch.setattr(features, "SECONDS_BETWEEN_SAVES", 0.0)
     images = files(tmp_path / "files", n=20)
     bring_back = hide(images, (7, 8, 9))
     with pytest.raises(ValueError, match="at least 3 of 20 images cannot be read"):
@@ -258,12 +327,18 @@ def test_features_that_are_not_finite_name_the_image(tmp_path, scale):
         ({"batch_size": 0}, "batch_size=0 must be 1 or more"),
         ({"size": 7}, "size=7 is too small for tiny; give 8 or more"),
         ({"seed": -1}, "seed=-1; give 0 or more"),
-        ({"n_views": 10**12}, r"the features take 360,000,000 MB, but .* left; .*COMBEMB_CACHE"),
+        ({"n_views": 10**12}, "n_views=1,000,000,000,000 is more than the 65,536 that there are"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         run(some_images(), tmp_path, **settings)
+
+
+def test_features_that_exceed_the_disk_are_refused(tmp_path):
+    message = r"the features take 12,000,000 MB, but .* left; .*COMBEMB_CACHE"
+    with pytest.raises(ValueError, match=message):
+        feature_cache.Writer(feature_cache.Store(tmp_path, {}), 6, 10**12, "torch")
 
 
 def test_the_state_of_the_caller_is_left_alone(tmp_path):
@@ -280,22 +355,17 @@ def test_the_state_of_the_caller_is_left_alone(tmp_path):
     assert all(parameter.requires_grad for parameter in backbone.parameters())
 
 
-def test_the_record_says_what_the_file_is(tmp_path):
+def test_the_record_says_what_the_rows_are(tmp_path):
     found = run(files(tmp_path / "files", broken=(4,)), tmp_path, seed=7)
     (path,) = found.folder.glob("*.json")
     record = json.loads(path.read_text())
-    assert record["n_images"] == 30
-    assert record["n_views"] == 3
     assert record["n_features"] == 6
     assert record["holds"]["backbone"] == SETTINGS["about"]
     assert record["holds"]["size"] == SIZE
-    assert record["random"] == {"augmentation": vars(Augmentation()), "seed": 7}
-    assert record["bytes"] == path.with_suffix(".npy").stat().st_size
-    assert list(record["broken"]) == ["4"]
+    assert record["network"] == f"torch {torch.__version__}"
     assert record["combemb"]
-    stored = np.load(path.with_suffix(".npy"))
-    assert stored.shape == (3, 29, 6)
-    assert np.array_equal(stored.transpose(1, 0, 2), found.x)
+    stored = np.fromfile(path.with_suffix(".rows"), np.float16)
+    assert np.array_equal(stored.reshape(29, 3, 6), found.x)
 
 
 def test_the_cache_lies_where_the_user_wants_it(tmp_path, monkeypatch):

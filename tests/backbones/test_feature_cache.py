@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from combemb.backbones import extract as features
+from combemb.backbones.decoding import FEW_FILES, default_workers
 from combemb.system import progress
 from tests.backbones.tiny import Tiny, files, run, some_images
 
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
-def record_after_every_batch(monkeypatch):
-    monkeypatch.setattr(features, "SECONDS_BETWEEN_RECORDS", 0.0)
+def save_after_every_batch(monkeypatch):
+    monkeypatch.setattr(features, "SECONDS_BETWEEN_SAVES", 0.0)
 
 
 def in_child(work, errors=None) -> int:
@@ -53,11 +54,6 @@ def kill_self():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """What the finished files hold; those that a killed process leaves begin with a dot."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
-
-
 def killed_at(batch):
     def on_batch(number):
         if number == batch:
@@ -73,12 +69,11 @@ def test_a_killed_extraction_goes_on_where_it_was(tmp_path, batch, n_workers):
     whole = run(images, tmp_path / "whole")
     child = in_child(lambda: run(images, tmp_path / "cache", Tiny(killed_at(batch)), n_workers=n_workers))
     assert end_of(child) == -signal.SIGKILL
-    done = 8 * ((batch - 1) // 3)
-    assert json.loads(next(tmp_path.glob("cache/features/*/*.json")).read_text())["done"] == done
+    done = (0, 7, 15, 22)[(batch - 1) // 3]  # images that can be read
     backbone = Tiny()
     found = run(images, tmp_path / "cache", backbone, n_workers=n_workers)
-    assert backbone.n_seen == 3 * (30 - done)
-    assert content(found.folder) == content(whole.folder)
+    assert backbone.n_seen == 3 * (28 - done)
+    assert np.allclose(found.x, whole.x, rtol=2e-3, atol=1e-3)  # batches are others
 
 
 def is_alive(pid: int) -> bool:
@@ -116,10 +111,10 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
 
 
 def test_inside_a_worker_of_a_pool_threads_decode(tmp_path):
-    images = files(tmp_path / "files", n=features.FEW_FILES)
+    images = files(tmp_path / "files", n=FEW_FILES)
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(features._default_workers, [images]) == 0
-    assert features._default_workers(images) == (1 if sys.platform == "linux" else 0)
+        assert pool.apply(default_workers, [images, len(images)]) == 0
+    assert default_workers(images, len(images)) == (1 if sys.platform == "linux" else 0)
 
 
 @pytest.mark.parametrize("cache", ["/proc/none", "/dev/null/cache"])
@@ -150,7 +145,7 @@ def stopped_at(number, images, cache, **settings):
 
 def test_killed_at_any_change_of_a_file_it_goes_on(tmp_path):
     images, settings = files(tmp_path / "files", n=20, broken=(2, 11)), {"n_views": 2, "batch_size": 10}
-    whole = content(run(images, tmp_path / "whole", **settings).folder)
+    whole = run(images, tmp_path / "whole", **settings).x
     resumed = []
     for number in range(1, 100):
         cache, backbone = tmp_path / str(number), Tiny()
@@ -158,25 +153,44 @@ def test_killed_at_any_change_of_a_file_it_goes_on(tmp_path):
         if code == 0:
             break
         assert code == -signal.SIGKILL
-        assert content(run(images, cache, backbone, **settings).folder) == whole
+        assert np.array_equal(run(images, cache, backbone, **settings).x, whole)
         resumed.append(backbone.n_seen)
     assert code == 0
+    assert len(resumed) >= 4  # the lock, the files of rows and keys, the record
     assert sorted(resumed, reverse=True) == resumed
-    assert set(resumed) == {0, 20, 40}
 
 
-def test_killed_at_any_change_after_damage_it_starts_afresh(tmp_path):
-    images, settings = some_images(8), {"n_views": 1}
-    whole = content(run(images, tmp_path / "whole", **settings).folder)
-    for number in range(1, 8):  # until the new record is there
-        (record,) = run(images, tmp_path / str(number), **settings).folder.glob("*.json")
-        shorter(record.with_suffix(".npy"), record)
-        code = end_of(in_child(lambda: stopped_at(number, images, tmp_path / str(number), **settings)))  # noqa: B023
-        assert code == -signal.SIGKILL
-        assert content(run(images, tmp_path / str(number), **settings).folder) == whole
+@pytest.mark.parametrize("at", range(0, 1080, 97))
+def test_any_bytes_that_a_killed_process_leaves_are_whole_rows_or_none(tmp_path, at):
+    """Both files may end anywhere, the keys also with the zeros of a power failure."""
+    images = some_images()
+    whole = run(images, tmp_path / "a")
+    (record,) = whole.folder.glob("*.json")
+    x = np.array(whole.x)
+    keys = record.with_suffix(".keys").read_bytes()
+    record.with_suffix(".keys").write_bytes(keys[: 3 * at] + bytes(100))
+    record.with_suffix(".rows").write_bytes(record.with_suffix(".rows").read_bytes()[:at])
+    backbone = Tiny()
+    again = run(images, tmp_path / "a", backbone)
+    assert backbone.n_seen == 90 - at // 12
+    assert np.allclose(again.x, x, rtol=2e-3, atol=1e-3)
 
 
-def test_killed_while_views_are_copied_it_goes_on(tmp_path):
+def test_an_interrupted_extraction_keeps_what_it_has_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "SECONDS_BETWEEN_SAVES", 1000.0)
+
+    def interrupted(number):
+        if number == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(some_images(), tmp_path, Tiny(interrupted))
+    backbone = Tiny()
+    run(some_images(), tmp_path, backbone)
+    assert backbone.n_seen == 3 * (30 - 16)
+
+
+def test_killed_where_the_clean_views_were_there_it_goes_on(tmp_path):
     images = some_images()
     whole = run(images, tmp_path / "whole")
     run(images, tmp_path / "cache", n_views=1)
@@ -185,7 +199,7 @@ def test_killed_while_views_are_copied_it_goes_on(tmp_path):
     backbone = Tiny()
     found = run(images, tmp_path / "cache", backbone)
     assert backbone.n_seen == 2 * (30 - 8)
-    assert np.array_equal(found.x, whole.x)
+    assert np.allclose(found.x, whole.x, rtol=2e-3, atol=1e-3)
 
 
 def test_a_resumed_run_shows_where_it_starts(tmp_path, monkeypatch, capsys):
@@ -223,76 +237,66 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path):
     assert np.array_equal(run(some_images(60), tmp_path / "cache").x, run(some_images(60), tmp_path / "other").x)
 
 
-def shorter(data, _):
-    data.write_bytes(data.read_bytes()[:-1])
+def no_rows(record):
+    record.with_suffix(".rows").unlink()
 
 
-def longer(data, _):
-    data.write_bytes(data.read_bytes() + b"x")
+def empty_rows(record):
+    record.with_suffix(".rows").write_bytes(b"")
 
 
-def another_shape(data, _):
-    data.write_bytes(data.read_bytes().replace(b"(3, 30, 6)", b"(6, 30, 3)"))
+def no_keys(record):
+    record.with_suffix(".keys").unlink()
 
 
-def no_header(data, _):
-    data.write_bytes(b"x" * data.stat().st_size)
+def other_keys(record):
+    keys = record.with_suffix(".keys")
+    keys.write_bytes(b"x" * keys.stat().st_size)
 
 
-def no_data(data, _):
-    data.unlink()
-
-
-def no_record(_, record):
+def no_record(record):
     record.unlink()
 
 
-def empty_record(_, record):
-    record.write_text("")
-
-
-def half_a_record(_, record):
+def half_a_record(record):
     record.write_text(record.read_text()[:100])
 
 
-def another_kind_of_record(_, record):
+def another_kind_of_record(record):
     record.write_text("[1, 2]")
 
 
-def bytes_as_record(_, record):
+def bytes_as_record(record):
     record.write_bytes(b"\xff\xfe\x00")
 
 
-def record_of_other_images(_, record):
+def record_of_another_network(record):
     content = json.loads(record.read_text())
-    content["holds"]["images"] = "others"
+    content["holds"]["size"] = 17
     record.write_text(json.dumps(content))
 
 
 DAMAGES = [
-    shorter,
-    longer,
-    another_shape,
-    no_header,
-    no_data,
+    no_rows,
+    empty_rows,
+    no_keys,
+    other_keys,
     no_record,
-    empty_record,
     half_a_record,
     another_kind_of_record,
     bytes_as_record,
-    record_of_other_images,
+    record_of_another_network,
 ]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("n_views", [1, 3])
-def test_a_damaged_file_is_made_anew(tmp_path, damage, n_views):
+def test_what_a_damaged_file_held_is_extracted_again(tmp_path, damage, n_views):
     images, backbone = some_images(), Tiny()
     first = run(images, tmp_path)
-    x, before = np.array(first.x[:, :n_views]), content(first.folder)
+    x = np.array(first.x[:, :n_views])
     (record,) = first.folder.glob("*.json")
-    damage(record.with_suffix(".npy"), record)
-    assert content(first.folder) != before
+    damage(record)
     again = run(images, tmp_path, backbone, n_views=n_views)
     assert not again.is_hit
     assert backbone.n_seen == 30 * n_views
@@ -300,35 +304,21 @@ def test_a_damaged_file_is_made_anew(tmp_path, damage, n_views):
     assert run(images, tmp_path, n_views=n_views).is_hit
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"done": 31},
-        {"done": -8},
-        {"done": "many"},
-        {"n_features": 7},
-        {"n_views": 4},
-        {"broken": [1]},
-        {"first_view": None},
-        "nothing",
-        "shorter",
-    ],
-    ids=str,
-)
-def test_a_damaged_record_of_unfinished_work_is_not_believed(tmp_path, damage):
-    images = some_images()
-    end_of(in_child(lambda: run(images, tmp_path / "cache", Tiny(killed_at(7)))))
-    (record,) = tmp_path.glob("cache/features/*/*.json")
-    if damage == "nothing":
-        record.write_text("")
-    elif damage == "shorter":
-        shorter(record.with_suffix(".part"), record)
-    else:
-        record.write_text(json.dumps({**json.loads(record.read_text()), **damage}))
-    backbone = Tiny()
-    found = run(images, tmp_path / "cache", backbone)
-    assert backbone.n_seen == 90
-    assert np.array_equal(found.x, run(images, tmp_path / "other").x)
+def test_processes_that_extract_other_images_share_the_store(tmp_path):
+    """Each adds its own; images that several want are extracted by one of them."""
+    images, parts = some_images(60), [np.arange(0, 40), np.arange(20, 60), np.arange(10, 50)]
+
+    def work(part):
+        backbone = Tiny(lambda _: time.sleep(0.01))
+        run(images.take(parts[part]), tmp_path / "cache", backbone)
+        (tmp_path / f"seen-{part}").write_text(str(backbone.n_seen))
+
+    children = [in_child(lambda part=part: work(part)) for part in range(3)]
+    assert [end_of(child) for child in children] == [0, 0, 0]
+    assert sum(int((tmp_path / f"seen-{part}").read_text()) for part in range(3)) == 3 * 60
+    found = run(images, tmp_path / "cache")
+    assert found.is_hit
+    assert np.allclose(found.x, run(images, tmp_path / "other").x, rtol=2e-3, atol=1e-3)
 
 
 def test_a_cache_that_cannot_be_written_still_serves(tmp_path):

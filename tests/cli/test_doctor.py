@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
 
 import combemb
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def in_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -48,6 +51,13 @@ def test_what_is_missing_comes_with_the_line_that_installs_it(tmp_path: Path):
     assert run.returncode == 1
     assert "  no-such-package is missing; pip install no-such-package" in run.stdout.splitlines()
     assert 'extra more: not installed (no-such-extra); pip install "combemb[more]"' in run.stdout.splitlines()
+
+
+def test_the_extra_for_fast_extraction_is_shown(tmp_path: Path):
+    extra = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]["fast"]
+    run = doctor_with(["torch>=2.4", *(f"{line}; extra == 'fast'" for line in extra)], tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert f"extra fast: openvino {version('openvino')}" in run.stdout.splitlines()
 
 
 def test_a_torch_that_cannot_be_imported_is_told_without_a_traceback(tmp_path: Path):
