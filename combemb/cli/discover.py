@@ -14,6 +14,7 @@ from combemb.cli.console import notes_shown, out, printable, running, say, tell_
 from combemb.cli.options import Embeddings, Images, LabelFile, Quiet, Run, chosen_data, read_label_file
 
 if TYPE_CHECKING:
+    from combemb.collection.discovered import DiscoveredItems
     from combemb.discovery.result import Discovery
 
 MAX_CLUSTERS_PRINTED = 40
@@ -78,13 +79,7 @@ def discover(
             target = result.folder
             discovered.write_tables(result)
             if page:
-                from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
-                from combemb.explorer.discovery_page import write_discovery_page
-
-                places, rows = map_of(result.z, progress=not quiet)
-                write_map_png(target / MAP, places, result.found, rows)
-                shown = (result.found, result.entries, places, rows)
-                write_discovery_page(target / PAGE, *shown, title=f"Classes in {run}", progress=not quiet)
+                write_page(result, run, progress=not quiet)
         if not page:
             for name in (PAGE, MAP):  # they would show other clusters than the tables list
                 (target / name).unlink(missing_ok=True)
@@ -103,6 +98,18 @@ def discover(
             names = [result.found.neither if name is None else name for name in classes.names]
             folders.write_folders(to_folders, result.files, names, copy=copy, progress=not quiet)
             say(f"{len(result.files):,} images {'copied' if copy else 'linked'} into {to_folders}")
+
+
+def write_page(result: DiscoveredItems, run: Path, *, progress: bool) -> None:
+    """Write the page and the map of a discovery."""
+    from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
+    from combemb.explorer.discovery_page import write_discovery_page
+    from combemb.learning.run_folder import MAP, PAGE
+
+    places, rows = map_of(result.z, progress=progress)
+    write_map_png(result.folder / MAP, places, result.found, rows)
+    shown = (result.found, result.entries, places, rows)
+    write_discovery_page(result.folder / PAGE, *shown, title=f"Classes in {run}", progress=progress)
 
 
 def _print_summary(found: Discovery, everything: Path) -> None:
