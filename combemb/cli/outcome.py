@@ -48,7 +48,9 @@ def lines_of_run(folder: Path) -> list[str]:
     found = _found(folder)
     (low, high), n = found["n_novel_interval"], found["n_novel"]
     what = "image" if RunFolder(folder).config()["images"] else "item"
-    novel = f"found {n} novel class{'' if n == 1 else 'es'}{f', probably {low} to {high}' if low < high else ''}"
+    novel = (
+        f"found {n or 'no'} novel class{'' if n == 1 else 'es'}{f', probably {low} to {high}' if low < high else ''}"
+    )
     follow = [
         *([(command("classes", folder, "name", "novel-1", "a name"), "names what was found")] if n else []),
         (f"{command('search', folder)} {what.upper()}", f"finds {what}s like this one"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,6 +70,8 @@ def run(
     from combemb.data.given import read_given
 
     with running(quiet, "stopped; the same command goes on from here"):
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ValueError("combemb run works in one process; under torchrun, use combemb fit and then combemb run")
         model = chosen_method(method, bits, seed, settings)
         names = read_label_file(labels)
         with notes_shown():
@@ -106,7 +109,10 @@ class Steps:
 
         if not self.stored.has_config():
             return []
-        found = changes_since(self.model, self.stored, self.given)
+        try:
+            found = changes_since(self.model, self.stored, self.given)
+        except ValueError as error:  # of another version, or damaged
+            return [str(error)]
         moved = new_and_gone(self.folder, self.given.training_part()) if IMAGES_CHANGED in found else None
         if moved and any(moved):
             found[found.index(IMAGES_CHANGED)] += f" ({moved[0]:,} new, {moved[1]:,} no longer there)"

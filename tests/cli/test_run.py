@@ -165,6 +165,17 @@ def test_changed_labels_are_said(items: Path, own_run: Path, tmp_path: Path):
         assert "was started: the labels have changed. To" in message
 
 
+def test_a_damaged_run_is_said_and_replaced_by_an_update(own_run: Path, items: Path):
+    (own_run / "run.json").write_text('{"format_version": 1}')
+    assert "was written by another version of combemb" in refused("run", items, "--out", own_run, *QUICK)
+    assert set(steps(items, "--out", own_run, *QUICK, "--update").values()) == {"done"}
+
+
+def test_processes_of_torchrun_are_refused(items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "under torchrun, use combemb fit" in refused("run", items, "--out", tmp_path / "run", *QUICK)
+
+
 def test_changed_embeddings_are_said(tmp_path: Path):
     data, run = tmp_path / "items.npz", tmp_path / "run"
     np.savez(data, x=BLOBS.x + 1, labels=NAMES)
@@ -218,7 +229,7 @@ def test_a_pile_that_is_all_labelled_runs(tmp_path: Path):
     found = json.loads(done("run", photos, "--out", run, *SHORT, *UNCHECKED, "--json").stdout)
     assert (found["n_items"], found["n_labelled"], found["n_seen"]) == (len(IDS), len(IDS), 6)
     assert (found["n_novel"], found["n_in_novel"]) == (0, 0)
-    assert "found 0 novel classes\n" in done("run", photos, "--out", run, *SHORT, *UNCHECKED).stdout
+    assert "found no novel classes\n" in done("run", photos, "--out", run, *SHORT, *UNCHECKED).stdout
     assert done("predict", run, photos / "ant").stdout.startswith("12 items: 12 in known classes")
 
 
