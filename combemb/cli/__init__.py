@@ -1,24 +1,53 @@
 """The command line: one file per verb. Verbs import what they need when they are called, so that help comes at once."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from combemb.cli import cache, classes, demo, discover, doctor, embed, export, fit, index, predict, search, settings
+from combemb.cli import (
+    cache,
+    classes,
+    demo,
+    discover,
+    doctor,
+    embed,
+    export,
+    fit,
+    index,
+    predict,
+    run,
+    search,
+    settings,
+)
+from combemb.cli.guarded import guarded
 from combemb.system.version import __version__
 
+
+class Verbs(TyperGroup):
+    """The verbs; an unknown one gets a list of them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0]!r}; choose one of {', '.join(self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Verbs,
     help="Learn from partly labelled images or embeddings; then embed, encode, search and discover novel classes.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,  # those of --debug are to be sent to somebody
 )
 data_verbs = (
-    *(fit.fit, embed.embed, embed.encode, index.index, search.search),
+    *(run.run, fit.fit, embed.embed, embed.encode, index.index, search.search),
     *(discover.discover, classes.classes, predict.predict, export.export),
 )
 for verb in (*data_verbs, settings.settings, demo.demo, cache.cache, doctor.doctor):
-    app.command()(verb)
+    app.command()(guarded(verb))
 
 
 def show_version(is_asked: bool) -> None:

@@ -3,12 +3,15 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
+wants_traceback: ContextVar[bool] = ContextVar("wants_traceback", default=False)  # --debug
 
 
 def say(line: str) -> None:
@@ -34,21 +37,28 @@ def tell_broken(broken: dict[str, str], target: str) -> None:
 
 @contextmanager
 def notes_shown() -> Iterator[None]:
-    """Print the package's own warnings as notes, unless the verb is quiet, and drop those of its libraries."""
+    """Print the package's own warnings as notes at once, unless the verb is quiet, and drop those of its libraries."""
     from combemb.system.errors import Note
 
-    with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
+    def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        if issubclass(category, Note) and not out.quiet:
+            err.print(f"[bold yellow]note:[/] {escape(str(message))}", soft_wrap=True)
+
+    with warnings.catch_warnings(action="always", category=UserWarning):
+        warnings.showwarning = show  # catch_warnings restores it
         yield
-    for warning in caught:
-        if issubclass(warning.category, Note) and not out.quiet:
-            err.print(f"[bold yellow]note:[/] {escape(str(warning.message))}", soft_wrap=True)
+
+
+def tell_error(text: str) -> None:
+    """Print an error as one line."""
+    err.print(f"[bold red]error:[/] {escape(printable(text))}", soft_wrap=True)
 
 
 @contextmanager
 def running(quiet: bool = False, stopped: str = "stopped") -> Iterator[None]:
     """Run a verb; if it is quiet, results are not printed.
 
-    Errors that a user can fix become one line and exit code 1; bugs, and imports before it, keep a traceback.
+    Errors that a user can fix become one line and exit code 1. `guarded` handles all others.
     """
     from combemb.learning.loop import Diverged
     from combemb.system import machine
@@ -59,9 +69,14 @@ def running(quiet: bool = False, stopped: str = "stopped") -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, Diverged) as error:
-        hint = ", with --images or --embeddings" if isinstance(error, UnknownData) else ""
-        err.print(f"[bold red]error:[/] {escape(str(error))}{hint}", soft_wrap=True)
+        if wants_traceback.get() or isinstance(
+            error, BrokenPipeError
+        ):  # click ends quietly when `head` closes the pipe
+            raise
+        tell_error(str(error) + (", with --images or --embeddings" if isinstance(error, UnknownData) else ""))
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
+        if wants_traceback.get():
+            raise
         err.print(stopped)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None

@@ -9,6 +9,7 @@ import typer
 
 from combemb.cli.console import running, say
 from combemb.cli.options import Overwrite, Quiet
+from combemb.cli.outcome import lines_of_fit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +45,7 @@ def demo(
         say(f"none for {novel_digits}, of which there are images too")
 
         model = CombEmb(bits=BITS).fit(x, split.labels, folder=folder, overwrite=overwrite, progress=not quiet)
-        for line in model.summary():
+        for line in lines_of_fit(folder):
             say(line)
         itq = ITQ(bits=BITS).fit(x, split.labels)
 

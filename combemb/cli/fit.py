@@ -1,48 +1,57 @@
 """`combemb fit`: learn from data and write a run folder."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from combemb.cli.console import notes_shown, running, say
-from combemb.cli.options import Data, LabelFile, Overwrite, Quiet, parse_settings, read_label_file
+from combemb.cli.options import (
+    Bits,
+    Data,
+    LabelFile,
+    MethodName,
+    Overwrite,
+    Quiet,
+    RunToWrite,
+    Seed,
+    Settings,
+    chosen_method,
+    read_label_file,
+)
+from combemb.cli.outcome import command, lines_of_fit
 
 
 def fit(
     data: Data,
-    folder: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="Folder to write the run to.")],
+    folder: RunToWrite,
     labels: LabelFile = None,
-    method: Annotated[
-        str, typer.Option(help="One that `combemb settings` lists, or package.module:Class.")
-    ] = "combemb",
-    bits: Annotated[int | None, typer.Option(help="Length of a code; usually 12 to 72.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Another setting; `combemb settings` lists them. Repeatable."),
-    ] = None,
+    method: MethodName = "combemb",
+    bits: Bits = None,
+    seed: Seed = None,
+    settings: Settings = None,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Learn from partly labelled images or embeddings, and write a run folder.
 
+    Says at its end whether new classes will be found well, from a second fit that hides some of your classes. The
+    numbers are in diagnosis.json, the curves of the training in training.png.
+
     Example: `combemb fit photos/ --out runs/photos --bits 48`
     """
-    from combemb import methods
     from combemb.learning.run_folder import RunFolder
     from combemb.system import processes
 
     quiet = quiet or not processes.is_first()
     with running(quiet, "stopped; use --resume to continue from the last checkpoint"):
-        cls = methods.get(method)
-        own = [f"{name}={value}" for name, value in (("bits", bits), ("seed", seed)) if value is not None]
-        model = cls(**parse_settings(cls, [*(settings or []), *own]))
+        model = chosen_method(method, bits, seed, settings)
         names = read_label_file(labels)
         with notes_shown():
             model.fit(data, names, folder=folder, overwrite=overwrite, resume=resume, progress=not quiet)
         if not quiet:
-            for line in model.summary():
+            for line in lines_of_fit(folder):
                 say(line)
             say(f"written to {folder}: {', '.join(RunFolder(folder).files())}")
+            verbs = ("discover",) if model.codebook is None else ("index", "discover")
+            say(f"next: {', '.join(command(verb, folder, labels=labels) for verb in verbs)}")

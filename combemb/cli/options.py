@@ -29,6 +29,14 @@ LabelFile = Annotated[
         "line. Empty or -1 means unlabelled."
     ),
 ]
+RunToWrite = Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="Folder to write the run to.")]
+MethodName = Annotated[str, typer.Option(help="One that `combemb settings` lists, or package.module:Class.")]
+Bits = Annotated[int | None, typer.Option(help="Length of a code; usually 12 to 72.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random numbers.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Another setting; `combemb settings` lists them. Repeatable."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and unreadable images.")]
 
@@ -55,6 +63,15 @@ def check_writable(path: Path, *suffixes: str) -> None:
         raise ValueError(f"cannot write {path}: unknown suffix {path.suffix!r}; use {' or '.join(suffixes)}")
     if not path.parent.is_dir():
         raise ValueError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+
+
+def chosen_method(name: str, bits: int | None, seed: int | None, settings: list[str] | None) -> Any:
+    """Return the method that these options describe."""
+    from combemb import methods
+
+    cls = methods.get(name)
+    own = [f"{option}={value}" for option, value in (("bits", bits), ("seed", seed)) if value is not None]
+    return cls(**parse_settings(cls, [*(settings or []), *own]))
 
 
 def parse_settings(cls: type[Any], texts: list[str]) -> dict[str, Any]:

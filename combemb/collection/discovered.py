@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
+from torch import Tensor
 
 from combemb import methods
 from combemb.collection.class_log import read_log
@@ -18,10 +19,13 @@ from combemb.collection.folders import check_folders
 from combemb.collection.indexed import given_or_fitted
 from combemb.collection.named import confidence_in, named
 from combemb.data.entries import listed
+from combemb.data.given import Given, Loaded, item_names
+from combemb.data.labels import Labels
 from combemb.discovery.class_number import check_count_by
 from combemb.discovery.clusters import Clusters
 from combemb.discovery.result import Discovery
-from combemb.learning.run_folder import TABLE, TEXT, RunFolder
+from combemb.learning.method import Method
+from combemb.learning.run_folder import BROKEN, TABLE, TEXT, RunFolder
 from combemb.learning.saving import was_fitted_with
 from combemb.system.errors import Note, require
 from combemb.system.files import write_atomically
@@ -125,18 +129,70 @@ def discover_in(
     given, entries = listed(given_or_fitted(x, labels, model, run))
     if to_folders:
         check_folders(to_folders, given)
-    require(not given.labels.is_multi, "discovery takes one label per item, but these may have several; give one each")
-    data = model.read(given, progress=progress)
+    require_one_label(given.labels)
     if x is None and labels is None and not was_fitted_with(run, given.labels):
         warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
-    if data.broken and data.rows is not None:
-        given, entries = given.take(data.rows), entries.take(data.rows)
-    files = None if given.images is None or given.images.files is None else list(given.images.files)
-    z = model.embed(data, progress=progress)
+    data, given, entries, z = _embedded(model, given, entries, progress)
     found = model.discover(data, given.labels, n_novel, count_by=count_by, z=z, progress=progress)
     folder.mkdir(parents=True, exist_ok=True)
     found.save(RunFolder(folder).discovery)
-    return DiscoveredItems(folder, found, entries, files, z.numpy(), data.broken, data.discovery_features, Path(run))
+    files, features = _files(given), data.discovery_features
+    return DiscoveredItems(folder, found, entries, files, z.numpy(), data.broken, features, Path(run))
+
+
+def stored_discovery(run: Path, *, labels: Any = None, progress: bool | None = None) -> DiscoveredItems:
+    """Return what `discover_in` stored in a run folder for the data of the fit, whose items are embedded again.
+
+    Raises
+    ------
+    ValueError
+        If nothing was discovered there, or in other items.
+    """
+    model = methods.load(run)
+    require(
+        hasattr(model, "discovery_"), f"nothing was discovered in {run} yet; discover first: combemb discover {run}"
+    )
+    data, given, entries, z = _embedded(model, *listed(given_or_fitted(None, labels, model, run)), progress)
+    is_same = len(entries) == len(model.discovery_)
+    require(is_same, f"the discovery in {run} is one of other items; discover again: combemb discover {run}")
+    files, features = _files(given), data.discovery_features
+    return DiscoveredItems(Path(run), model.discovery_, entries, files, z.numpy(), data.broken, features, Path(run))
+
+
+def require_one_label(labels: Labels) -> None:
+    """Raise a ValueError if items may have several labels."""
+    require(not labels.is_multi, "discovery takes one label per item, but these may have several; give one each")
+
+
+def is_discovered(run: Path) -> bool:
+    """Return whether a run folder has the discovery of its fit, which a new fit removes, with its table."""
+    return RunFolder(run).discovery.exists() and (run / TABLE).exists()
+
+
+def new_and_gone(run: Path, given: Given) -> tuple[int, int] | None:
+    """Return how many items are new and how many are gone since the discovery of a run; None if that is not known."""
+    if not (run / TABLE).exists():
+        return None
+    names, before = item_names(given)[0], set(pq.read_table(run / TABLE, columns=["id"])["id"].to_pylist())
+    if (run / BROKEN).exists() and given.ids is not None:  # has ids as they are below the folder
+        unread = set(csv.read_csv(run / BROKEN)["id"].to_pylist())
+        before |= {name for name, own in zip(names, given.ids.tolist(), strict=True) if str(own) in unread}
+    now = set(names)
+    return len(now - before), len(before - now)
+
+
+def _embedded(
+    model: Method, given: Given, entries: pa.Table, progress: bool | None
+) -> tuple[Loaded, Given, pa.Table, Tensor]:
+    """Return the items that can be read, as loaded and as given, their entries, and their embeddings."""
+    data = model.read(given, progress=progress)
+    if data.broken and data.rows is not None:
+        given, entries = given.take(data.rows), entries.take(data.rows)
+    return data, given, entries, model.embed(data, progress=progress)
+
+
+def _files(given: Given) -> list[Path] | None:
+    return None if given.images is None or given.images.files is None else list(given.images.files)
 
 
 def write_tables(result: DiscoveredItems) -> None:

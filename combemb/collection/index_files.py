@@ -25,6 +25,16 @@ def has_index(run: str | Path) -> bool:
     return (Path(run) / INDEX).exists() or (Path(run) / ENTRIES).exists()
 
 
+def has_current_index(run: str | Path) -> bool:
+    """Return whether a run folder has an index that was made after its last fit."""
+    folder = Path(run)
+    try:
+        about = json.loads(pq.read_schema(folder / ENTRIES).metadata[METADATA_KEY])
+        return (folder / INDEX).exists() and bool(about["model"] == digest_of_weights(folder))
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):  # missing or damaged
+        return False
+
+
 def index_command(run: str | Path) -> str:
     """Return the command that indexes a run, for messages."""
     return f"combemb index {shlex.quote(str(run))}"

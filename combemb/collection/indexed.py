@@ -20,6 +20,7 @@ from combemb.collection.index_files import (
     write_index_files,
 )
 from combemb.data.entries import ENTRY_SCHEMA, Entry, listed
+from combemb.data.first_look import require_distinct
 from combemb.data.given import Given, Loaded, read_given
 from combemb.data.images import ManyBroken, refuse_many_broken
 from combemb.learning.codes import CodeMethod, require_codes
@@ -220,7 +221,7 @@ class Collection:
 
     def _add(self, given: Given, progress: bool | None, skip_known: bool = False) -> int:
         given, entries = listed(given, self._next_number())
-        _refuse_repeated(entries["id"])
+        require_distinct(entries["id"].to_pylist())
         is_new = ~np.asarray(pc.is_in(entries["id"], value_set=self.entries["id"]))
         n_known = int((~is_new).sum())
         if n_known and not skip_known:
@@ -280,13 +281,6 @@ class Collection:
         data = self.model.read(given, progress=progress)
         self.broken = data.broken
         return data, entries if data.rows is None else entries.take(data.rows)
-
-
-def _refuse_repeated(ids: pa.ChunkedArray) -> None:
-    counts = pc.value_counts(ids)
-    twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
-    if twice:
-        raise ValueError(f"{len(twice)} ids occur more than once, such as {twice[0]!r}; every item needs its own")
 
 
 def given_or_fitted(x: Any, labels: Any, model: Method, run: str | Path) -> Given:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from combemb.data.embeddings import check_finite
+from combemb.data.first_look import look_at
 from combemb.data.given import Given, Loaded, read_given
 from combemb.data.items import ArrayItems, Items
 from combemb.data.labels import require_labelled
@@ -59,7 +60,8 @@ def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resum
         saving.require_same_settings(method, run.folder, stored)
         run.require_unchanged_config()
     require(is_available(method.device), f"device={method.device!r} is not available on this machine; use auto")
-    given = read_given(x, labels).training_part()
+    everything = read_given(x, labels)
+    given = everything.training_part()
     method.path_ = None if given.path is None else str(given.path)
     data = training_data(method, given, progress)
     identity = {**data.items.fingerprint(), "key": data.key, "labels": given.labels.digest}
@@ -69,6 +71,7 @@ def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resum
     with processes.process_group(resolved(method.device)):
         if run and stored and run.is_complete():
             method.classes_, method.broken_, method.log_ = data.labels.classes, data.broken, run.log()
+            method.check_ = _stored_check(run)
             saving.restore(method, run, stored)
             return
         if stored and stored["n_novel"] is not None:
@@ -76,6 +79,7 @@ def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resum
         method.broken_ = data.broken
         method.check_ = _checked(method, data, run if stored else None, progress)
         check = {"hidden_check": method.check_.as_dict()} if method.check_ else {}
+        counts = _counts(data, everything, given)
         method._begin(data, progress)
         processes.wait_for_all()
         if run and processes.is_first():
@@ -89,7 +93,8 @@ def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resum
         if run and processes.is_first():
             log = getattr(method, "log_", [])
             use = _use_of_codes(method, data.items)
-            run.write_diagnosis({**method.facts(), **(log[-1] if log else {}), **use, **check})
+            last = {**method.facts(), **(log[-1] if log else {}), **use}
+            run.write_diagnosis({**counts, **last, "report": method.report(), **check})
             if log:
                 draw_curves(log, run.folder / CURVES, method.panels)
             images = method.image_input_
@@ -97,14 +102,22 @@ def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resum
         processes.wait_for_all()  # all find the run complete, and gloo's threads have released their tensors
 
 
+def learned_part(method: Interface, given: Given) -> Given:
+    """Return the items that a method learns from: without unlabelled ones if it ignores them."""
+    if method.uses_unlabelled or given.labels.is_labelled.all():
+        return given
+    return given.take(np.flatnonzero(given.labels.is_labelled))
+
+
 def training_data(method: Interface, given: Given, progress: bool | None) -> Loaded:
     """Return the items to learn from; whatever can be checked before images are read is checked first."""
     everything = given
     if not method.uses_unlabelled:
         require_labelled(given.labels)
-        if not given.labels.is_labelled.all():
-            given = given.take(np.flatnonzero(given.labels.is_labelled))
+    given = learned_part(method, given)
     method.check_labels(given.labels)  # before a backbone is loaded
+    if processes.is_first():
+        look_at(everything)
     images = method.image_input_ = None if given.images is None else method.image_input()
     n_features = images.backbone.n_features if images else int(np.shape(given.x)[-1])  # type: ignore[arg-type]
     method.check_features(len(given), n_features)
@@ -128,9 +141,21 @@ def _checked(
     """Return the check on hidden classes, if one is asked for; that of an interrupted run is not made again."""
     if not getattr(method, "check", False):
         return None
-    if interrupted and (stored := interrupted.diagnosis().get("hidden_check")):
-        return HiddenCheck.from_dict(stored)
+    if interrupted and (stored := _stored_check(interrupted)):
+        return stored
     return hidden_check(method, data, progress)
+
+
+def _stored_check(run: RunFolder) -> HiddenCheck | None:
+    stored = run.diagnosis().get("hidden_check")
+    return HiddenCheck.from_dict(stored) if stored else None
+
+
+def _counts(data: Loaded, everything: Given, given: Given) -> dict[str, Any]:
+    """Return how many items were learned from, and how many of those given were left out, for diagnosis.json."""
+    ignored = {"test": len(everything) - len(given), "unlabelled": len(given) - len(data.given)}
+    n_labelled = int(data.labels.is_labelled.sum())
+    return {"n_items": len(data.labels), "n_labelled": n_labelled, "left_out": {**ignored, "broken": len(data.broken)}}
 
 
 def _use_of_codes(method: Interface, items: Items) -> dict[str, Any]:

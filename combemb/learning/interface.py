@@ -92,7 +92,7 @@ class Interface(ImageSettings, Settings, FittedState, ABC):
         """Do the part of a fit that may still reject the data; nothing has been written yet."""
 
     def report(self) -> list[str]:
-        """Return lines for `summary` about what the fit learned."""
+        """Return lines for `summary` and diagnosis.json about what the fit learned."""
         return []
 
     def facts(self) -> dict[str, Any]:

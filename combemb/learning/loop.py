@@ -120,7 +120,7 @@ def train(
                         batch = replace(drawn.to(device), step=step, fraction_done=step / n_steps)
                         for name, term in method.step(batch, optimisers).items():
                             sums[name] = sums.get(name, 0) + term.detach()
-                        display.advance(n_items, partial(_line, epoch + 1, n_epochs, sums, i + 1))
+                        display.advance(n_items, partial("epoch {}/{}".format, epoch + 1, n_epochs))
             except Diverged as error:
                 _load_state(good, module, optimisers, kept)
                 if run and processes.is_first():
@@ -207,10 +207,6 @@ def _set_rates(optimisers: list[Optimizer], peaks: list[list[float]], factor: fl
 def _means(sums: Terms, n: int) -> dict[str, float]:
     means = {name: float(processes.mean(total / n)) for name, total in sums.items()}
     return {"loss": sum(means.values()), **means}
-
-
-def _line(epoch: int, epochs: int, sums: Terms, n: int) -> str:
-    return f"epoch {epoch}/{epochs}  " + "  ".join(f"{name} {float(total) / n:.3f}" for name, total in sums.items())
 
 
 def require_trained(module: nn.Module, optimisers: list[Optimizer]) -> None:

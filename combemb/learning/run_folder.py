@@ -91,12 +91,16 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """Return the configuration of the run; raise a ValueError if there is none or it is damaged."""
         path = self.folder / CONFIG
+        if not path.exists():
+            found = f"there is no {CONFIG} in it" if self.folder.is_dir() else "there is no such folder"
+            what_to_do = "give the folder that `combemb fit` or `combemb run` wrote with --out"
+            raise ValueError(f"{self.folder} is not a readable run folder: {found}; {what_to_do}")
         try:
             config: dict[str, Any] = json.loads(path.read_text())
             version = config["format_version"]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{self.folder} is not a readable run folder ({error}); expected {CONFIG} in it"
+                f"{self.folder} is not a readable run folder: {CONFIG} is damaged ({error}); restore it, or fit again"
             ) from error
         if version != FORMAT_VERSION:
             raise ValueError(

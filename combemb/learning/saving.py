@@ -55,8 +55,13 @@ def config_of(method: Interface, classes: np.ndarray, data: dict[str, Any] | Non
 
 def require_same_settings(method: Interface, folder: Path, stored: dict[str, Any]) -> None:
     """Raise a ValueError if a run to be resumed was started with other settings, before any data are read."""
-    now = {"method": method_name(type(method)), **settings_of(method)}
-    _require_equal(folder, {"method": stored["method"], **stored["settings"]}, now)
+    _require_same(folder, changed_settings(method, stored))
+
+
+def changed_settings(method: Interface, stored: dict[str, Any]) -> list[str]:
+    """Return what differs between the settings of a method and those of a configuration, as texts."""
+    by_method = differences({"method": stored["method"]}, {"method": method_name(type(method))})
+    return by_method or differences(stored["settings"], settings_of(method))
 
 
 def require_same_data(folder: Path, stored: dict[str, Any], config: dict[str, Any]) -> None:
@@ -66,14 +71,20 @@ def require_same_data(folder: Path, stored: dict[str, Any], config: dict[str, An
         digest = {"backbone_digest": (of["images"] or {}).get("backbone_digest")}
         return {"classes": of["classes"], **digest, **of.get("data", {})}
 
-    _require_equal(folder, parts(stored), parts(config))
+    _require_same(folder, differences(parts(stored), parts(config)))
 
 
-def _require_equal(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what differs between two parts of a configuration, as texts."""
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     others = [f"{DIGESTS[name]} have changed" for name in changed if name in DIGESTS]
-    others += [f"{name} was {before.get(name)}, now it is {now.get(name)}" for name in changed if name not in DIGESTS]
-    require(not changed, f"cannot resume {folder}: {'; '.join(others)}; undo this, or start again with overwrite")
+    return others + [
+        f"{name} was {before.get(name)}, now it is {now.get(name)}" for name in changed if name not in DIGESTS
+    ]
+
+
+def _require_same(folder: Path, changed: list[str]) -> None:
+    require(not changed, f"cannot resume {folder}: {'; '.join(changed)}; undo this, or start again with overwrite")
 
 
 def was_fitted_with(folder: str | Path, labels: Labels) -> bool:

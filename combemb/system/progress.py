@@ -3,6 +3,8 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Self, TypeVar
 
 from rich.console import Console
@@ -12,6 +14,18 @@ Item = TypeVar("Item")
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_REFRESHES = 0.2
+
+_part: ContextVar[str] = ContextVar("_part", default="")  # of longer work, before all titles
+
+
+@contextmanager
+def part_of_work(name: str) -> Iterator[None]:
+    """Show all progress in this block as that of a part of longer work, such as "step 2 of 4"."""
+    token = _part.set(f"{name}, ")
+    try:
+        yield
+    finally:
+        _part.reset(token)
 
 
 def is_wanted(progress: bool | None) -> bool:
@@ -23,6 +37,7 @@ class Display:
     """A progress display with a known total and a line of text; silent if not wanted."""
 
     def __init__(self, title: str, total: int, unit: str, progress: bool | None = None, done: int = 0):
+        title = _part.get() + title
         self.title, self.total, self.unit, self.done, self.start = title, total, unit, done, done
         self.console = Console(stderr=True)
         self.is_shown = is_wanted(progress)

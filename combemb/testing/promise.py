@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 import combemb
-from combemb.discovery.discovering import Unsure
 from combemb.learning.codes import CodeMethod
 from combemb.learning.method import Method
 from combemb.system.arrays import to_numpy
+from combemb.system.errors import Note
 from combemb.testing.trial import Trial
 
 Check = Callable[[Trial], None]
@@ -41,7 +41,7 @@ class Promise:
         """Raise `BrokenPromise` from any error that the check raises."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Unsure)  # trials are small
+                warnings.simplefilter("ignore", Note)  # trials are small
                 self.check(trial)
         except Exception as error:
             kind = "" if isinstance(error, BrokenExpectation) else f"{type(error).__name__}: "

@@ -10,7 +10,7 @@ import pytest
 
 from combemb import methods
 from tests.cli.found import BLOBS, KEPT, NAMES, N, table, write_labels
-from tests.commands import done, files, fitted, refused, told
+from tests.commands import call, done, files, fitted, refused, told
 from tests.pages import Page
 from tests.pictures import IDS, LABELS, PIXELS, SEEN, write_folder, write_manifest
 
@@ -64,7 +64,9 @@ def test_without_labels_it_is_plain_clustering_and_says_so(tmp_path: Path):
     assert len(set(zip(BLOBS.targets.tolist(), rows["cluster"], strict=True))) == len(set(rows["cluster"])) == 6
     assert told(done("discover", run, "--n-novel", "3", "--no-page")) == note
     assert set(table(run)["cluster"]) == {"novel-1", "novel-2", "novel-3"}
-    assert "n_novel=0 and no labels leave no cluster" in refused("discover", run, "--n-novel", "0")
+    impossible = call("discover", run, "--n-novel", "0")
+    assert impossible.exit_code == 1
+    assert impossible.stderr.startswith(f"{note}error: n_novel=0 and no labels leave no cluster")
 
 
 def test_where_all_is_labelled_nothing_is_left_to_discover(own_run: Path, tmp_path: Path):

@@ -68,14 +68,21 @@ def test_names_of_files_that_look_like_markup_are_printed_as_they_are(items: Pat
 
 def test_fit_writes_a_run_and_says_what_it_learned(items: Path, tmp_path: Path):
     result = done("fit", items, "--out", tmp_path / "run", *SHORT)
-    for word in ("6 sets of 4 meta-classes", "positives per anchor", "precision", "recall", "distinct", "run.json"):
-        assert word in result.stdout
+    lines = result.stdout.splitlines()
+    assert lines[0] == "180 items, 60 of them labelled with 4 classes"
+    assert lines[1].startswith("the fit is ")
+    assert lines[2].startswith(f"written to {tmp_path / 'run'}: diagnosis.json, ")
+    assert lines[3:] == [f"next: combemb index {tmp_path / 'run'}, combemb discover {tmp_path / 'run'}"]
     config = json.loads((tmp_path / "run" / "run.json").read_text())
     assert config["classes"] == ["ant", "bee", "cat", "dog"]
     assert config["settings"]["bits"] == 12
     assert config["settings"]["epochs"] == 3
     diagnosis = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
     assert {"positives_per_anchor", "pair_precision", "pair_recall", "code_use", "n_codes"} <= set(diagnosis)
+    report = " ".join(diagnosis["report"])
+    for word in ("6 sets of 4 meta-classes", "positives per anchor", "precision", "recall", "distinct"):
+        assert word in report
+        assert word not in result.output
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
 
 
@@ -173,8 +180,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def photo_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "photos"
     result = done("fit", photos, "--out", folder, *SMALL)
-    for word in ("images that could not be read: 1", "4 meta-classes", "broken.csv", "run.json"):
-        assert word in result.stdout
+    assert f"left out: 1 that cannot be read, listed in {folder / 'broken.csv'}\n" in result.stdout
+    assert f"{len(IDS) - 1} images, 23 of them labelled with 4 classes\n" in result.stdout
     return folder
 
 

@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(indexed: Path, items: Path,
 def test_a_fit_lists_the_files_that_it_wrote(indexed: Path, items: Path, tmp_path: Path):
     run = shutil.copytree(indexed, tmp_path / "run")
     told = done("fit", items, "--out", run, "--method", "itq", "--bits", "12", "--overwrite").stdout
-    listed = told.split(f"written to {run}: ")[1].split()
+    listed = told.split(f"written to {run}: ")[1].splitlines()[0].split()
     assert listed == ["diagnosis.json,", "run.json,", "weights.safetensors"]
     assert (run / "index.safetensors").exists(), "the index of the earlier fit is still refused with a hint"
 

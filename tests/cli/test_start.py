@@ -11,7 +11,20 @@ from tests.commands import done
 
 HEAVY = ("torch", "numpy", "pyarrow", "sklearn", "scipy", "faiss", "matplotlib", "plotly", "openTSNE", "PIL", "kornia")
 PRINT_HEAVY = f"print([name for name in {HEAVY} if name in sys.modules])"
-VERBS = ["fit", "embed", "encode", "index", "search", "discover", "export", "settings", "demo", "cache", "doctor"]
+VERBS = [
+    "run",
+    "fit",
+    "embed",
+    "encode",
+    "index",
+    "search",
+    "discover",
+    "export",
+    "settings",
+    "demo",
+    "cache",
+    "doctor",
+]
 
 
 def in_child(code: str, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
@@ -60,9 +73,15 @@ def test_an_error_while_a_library_is_imported_is_shown(tmp_path: Path, error: st
         run = in_child(start + code)
         assert run.returncode == 1
         assert f"{error}: two builds that do not match" in run.stderr
-    run = in_child(f"{start} from combemb.cli import app; app()", "index", "nowhere")
+    code = f"{start} from combemb.cli import app; app()"
+    run = in_child(code, "index", "nowhere")
+    assert run.returncode == 1
+    assert run.stderr.startswith("error: unexpected ")
+    assert "two builds that do not match; the same command with --debug" in run.stderr
+    assert run.stderr.count("\n") == 1
+    run = in_child(code, "index", "nowhere", "--debug")
     assert "Traceback" in run.stderr
-    assert "two builds that do not match" in run.stderr
+    assert f"{error}: two builds that do not match" in run.stderr
 
 
 def test_modules_in_the_current_folder_are_found_after_all_others(tmp_path: Path):

@@ -197,6 +197,7 @@ def test_labels_stay_with_their_images_where_some_are_broken(make, damaged):
     assert data.ids.tolist() == [IDS[row] for row in WHOLE]
 
 
+@pytest.mark.filterwarnings("ignore::combemb.data.first_look.OddLabels")
 def test_a_class_whose_images_are_all_broken_is_forgotten(make, tmp_path):
     ids = [("gnu/000.png" if i == 40 else name) for i, name in enumerate(IDS)]
     folder = write_folder(tmp_path / "photos", ids, broken=("gnu/000.png",))

@@ -115,6 +115,7 @@ def test_meta_classes_are_as_many_as_suit_the_seen_classes_and_the_bits(n_seen, 
     assert method.embed(x).isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore::combemb.data.first_look.OddLabels")
 def test_labels_of_all_items_or_of_one_class_are_learned_from():
     x, labels = problem()
     for given in (np.arange(200) % 5, np.where(labels == 2, 2, -1)):
@@ -223,6 +224,7 @@ def test_the_sizes_of_classes_are_those_of_all_labels_however_few_are_looked_at(
     assert found[torch.from_numpy(labels == 0)].tolist() == pytest.approx([3 / (labels >= 0).sum()] * 3)
 
 
+@pytest.mark.filterwarnings("ignore::combemb.data.first_look.OddLabels")
 @pytest.mark.parametrize(
     ("n_items", "per_class", "fields"),
     [
