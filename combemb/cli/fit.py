@@ -28,6 +28,9 @@ def fit(
 ) -> None:
     """Learn from partly labelled images or embeddings, and write a run folder.
 
+    With `--overwrite`, the old run answers until the new one is complete, also if this is stopped or killed; `--resume`
+    then continues the new one. An index and a discovery of the old run are removed with it.
+
     Example: `combemb fit photos/ --out runs/photos --bits 48`
     """
     from combemb import methods
@@ -35,7 +38,8 @@ def fit(
     from combemb.system import processes
 
     quiet = quiet or not processes.is_first()
-    with running(quiet, "stopped; use --resume to continue from the last checkpoint"):
+    until_then = f"; until it is done, {folder} holds the run of before" if RunFolder(folder).is_complete() else ""
+    with running(quiet, f"stopped; use --resume to continue from the last checkpoint{until_then}"):
         cls = methods.get(method)
         own = [f"{name}={value}" for name, value in (("bits", bits), ("seed", seed)) if value is not None]
         model = cls(**parse_settings(cls, [*(settings or []), *own]))

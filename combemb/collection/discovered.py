@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import csv
 
 from combemb import methods
@@ -20,6 +19,7 @@ from combemb.learning.run_folder import TABLE, TEXT, RunFolder
 from combemb.learning.saving import was_fitted_with
 from combemb.system.errors import Note, require
 from combemb.system.files import write_atomically
+from combemb.system.tables import write_table
 
 OTHER_LABELS = (
     "the run was fitted with other labels than those that are stored with its data now; if this is not intended, "
@@ -85,25 +85,28 @@ def discover_in(
     -------
     DiscoveredItems
     """
-    folder = Path(run if out is None else out)
-    _check_replaced(Path(run), folder, x, overwrite)
-    model = methods.load(run)
-    check_count_by(count_by, model.codebook)
-    given, entries = listed(given_or_fitted(x, labels, model, run))
-    if to_folders:
-        check_folders(to_folders, given)
-    require(not given.labels.is_multi, "discovery takes one label per item, but these may have several; give one each")
-    data = model.read(given, progress=progress)
-    if x is None and labels is None and not was_fitted_with(run, given.labels):
-        warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
-    if data.broken and data.rows is not None:
-        given, entries = given.take(data.rows), entries.take(data.rows)
-    files = None if given.images is None or given.images.files is None else list(given.images.files)
-    z = model.embed(data, progress=progress)
-    found = model.discover(data, given.labels, n_novel, count_by=count_by, z=z, progress=progress)
-    folder.mkdir(parents=True, exist_ok=True)
-    found.save(RunFolder(folder).discovery)
-    return DiscoveredItems(folder, found, entries, files, z.numpy(), data.broken)
+    folder = RunFolder(run if out is None else out)
+    _check_replaced(Path(run), folder.folder, x, overwrite)
+    with folder.written():
+        _check_replaced(Path(run), folder.folder, x, overwrite)  # another writer may just have finished
+        model = methods.load(run)
+        check_count_by(count_by, model.codebook)
+        given, entries = listed(given_or_fitted(x, labels, model, run))
+        if to_folders:
+            check_folders(to_folders, given)
+        require(
+            not given.labels.is_multi, "discovery takes one label per item, but these may have several; give one each"
+        )
+        data = model.read(given, progress=progress)
+        if x is None and labels is None and not was_fitted_with(run, given.labels):
+            warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
+        if data.broken and data.rows is not None:
+            given, entries = given.take(data.rows), entries.take(data.rows)
+        files = None if given.images is None or given.images.files is None else list(given.images.files)
+        z = model.embed(data, progress=progress)
+        found = model.discover(data, given.labels, n_novel, count_by=count_by, z=z, progress=progress)
+        found.save(folder.discovery)
+        return DiscoveredItems(folder.folder, found, entries, files, z.numpy(), data.broken)
 
 
 def write_tables(result: DiscoveredItems) -> None:
@@ -118,10 +121,9 @@ def write_tables(result: DiscoveredItems) -> None:
             "confidence": found.confidence,
         }
     )
-    write_atomically(
-        result.folder / TABLE, lambda path: pq.write_table(table, path, compression="zstd", write_page_checksum=True)
-    )
-    write_atomically(result.folder / TEXT, lambda path: csv.write_csv(table, path))
+    with RunFolder(result.folder).written():
+        write_table(result.folder / TABLE, table)
+        write_atomically(result.folder / TEXT, lambda path: csv.write_csv(table, path))
 
 
 def _check_replaced(run: Path, folder: Path, x: Any, overwrite: bool) -> None:

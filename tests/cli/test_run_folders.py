@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from combemb import methods
+from combemb.collection import changes
+from combemb.collection.changes import store
+from combemb.collection.classes import classes_of
 from combemb.system.files import sealed, unsealed
 from tests.commands import call, done, files, fitted, refused
 
@@ -67,6 +70,27 @@ def test_a_damaged_file_is_named(indexed: Path, items: Path, tmp_path: Path, nam
             assert result.stderr.startswith("error: ")
 
 
+@pytest.mark.parametrize("name", ["discovery.parquet", "classes.jsonl"])
+def test_every_changed_byte_of_what_classes_are_made_of_is_named_or_harmless(indexed: Path, tmp_path: Path, name: str):
+    run = shutil.copytree(indexed, tmp_path / "run")
+    store(run, changes.name(classes_of(run), "novel-1", "hawk"))
+    right, whole = classes_of(run), (run / name).read_bytes()
+    for place in range(0, len(whole), 11):
+        for bit in (1, 16):
+            (run / name).write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            try:
+                found = classes_of(run)
+            except ValueError as error:
+                assert str(run / name) in str(error)  # noqa: PT017 - an error is one of two right answers
+                continue
+            assert found.table.equals(right.table), place
+            assert found.changes == right.changes, place
+    (run / "discovery.parquet").write_bytes(whole[:-9] + b"x" + whole[-8:])
+    told = refused("classes", run)
+    assert f"cannot read {run / 'discovery.parquet'}: " in told
+    assert told.endswith(f"; discover again: combemb discover {run}\n")
+
+
 @pytest.mark.parametrize("value", [[], {}, "abc", None, -1, 1.5, True, [None], {"a": 1}])
 def test_any_edit_of_the_configuration_is_one_line(own_run: Path, items: Path, tmp_path: Path, value: object):
     config = json.loads((own_run / "run.json").read_text())
@@ -95,7 +119,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)  # the index is still mapped
 
 
-@pytest.mark.parametrize("verb", ["discover", "discover-page", "index", "fit"])
+@pytest.mark.parametrize("verb", ["discover", "discover-page", "index", "fit", "fit-again", "classes", "relocate"])
 def test_a_full_disk_is_one_line_and_all_is_as_before(indexed: Path, items: Path, small_disk: Path, verb: str):
     run = shutil.copytree(indexed, small_disk / "run")
     arguments = {
@@ -103,6 +127,9 @@ def test_a_full_disk_is_one_line_and_all_is_as_before(indexed: Path, items: Path
         "discover-page": ["discover", run, "--n-novel", "3", "--quiet"],
         "index": ["index", run, "--overwrite"],
         "fit": ["fit", items, "--out", small_disk / "new", "--method", "itq", "--bits", "12", "--quiet"],
+        "fit-again": ["fit", items, "--out", run, "--method", "itq", "--bits", "12", "--quiet", "--overwrite"],
+        "classes": ["classes", run, "name", "novel-1", "hawk"],
+        "relocate": ["relocate", run, "--to", small_disk, "--from", items.parent],
     }[verb]
     room = 0 if verb != "discover-page" else 30_000  # then some files have been written when the page fails
     filler = (small_disk / "filler").open("wb", buffering=0)
@@ -141,7 +168,7 @@ def test_a_fit_lists_the_files_that_it_wrote(indexed: Path, items: Path, tmp_pat
     told = done("fit", items, "--out", run, "--method", "itq", "--bits", "12", "--overwrite").stdout
     listed = told.split(f"written to {run}: ")[1].split()
     assert listed == ["diagnosis.json,", "run.json,", "weights.safetensors"]
-    assert (run / "index.safetensors").exists(), "the index of the earlier fit is still refused with a hint"
+    assert sorted(files(run)) == [name.rstrip(",") for name in listed], "nothing of the earlier run is left"
 
 
 HOLD = """
