@@ -63,5 +63,5 @@ def running(quiet: bool = False, stopped: str = "stopped") -> Iterator[None]:
         err.print(f"[bold red]error:[/] {escape(str(error))}{hint}", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        err.print(stopped)
+        err.print(escape(stopped), soft_wrap=True)
         raise typer.Exit(130) from None

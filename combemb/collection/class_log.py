@@ -79,15 +79,16 @@ def append(run: str | Path, change: Change) -> None:
     path = folder.folder / CLASSES
     with folder.written(WAIT_SECONDS), writing(path):
         is_new = not path.exists()
-        with path.open("ab+") as file:
+        with path.open("ab+", buffering=0) as file:
             file.seek(0)
             end = file.read().rfind(b"\n") + 1
             file.truncate(end)  # without a line that a crash cut off
             try:
-                file.write(log_line(change))
-                file.flush()
+                rest = memoryview(log_line(change))
+                while rest:  # a disk that is nearly full takes a part of it
+                    rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
-            except OSError:  # a full disk may have taken a part of the line
+            except OSError:
                 file.truncate(end)
                 if is_new:
                     path.unlink()

@@ -81,7 +81,7 @@ def test_a_relocation_that_is_killed_anywhere_is_done_or_not(used: Path, tmp_pat
     was, now = used / "my photos", shutil.copytree(used / "my photos", tmp_path / "photos")
     found = []
     for number in range(60):
-        run = shutil.copytree(used / "run", tmp_path / f"{number}")
+        run = shutil.copytree(used / "run", tmp_path / f"{number}", ignore=shutil.ignore_patterns("*.html", "*.png"))
         code = ended(started(killed_at, number, relocate, run, now))
         starts = {RunFolder(run).config()["path"]}
         tables = [read_table(run / name)[0]["path"].to_pylist() for name in ("entries.parquet", "discovery.parquet")]

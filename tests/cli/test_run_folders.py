@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +19,10 @@ from combemb import methods
 from combemb.collection import changes
 from combemb.collection.changes import store
 from combemb.collection.classes import classes_of
+from combemb.learning.run_folder import NEW
 from combemb.system.files import sealed, unsealed
 from tests.commands import call, done, files, fitted, refused
+from tests.real_processes import command, ended, started
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +89,7 @@ def test_every_changed_byte_of_what_classes_are_made_of_is_named_or_harmless(ind
                 continue
             assert found.table.equals(right.table), place
             assert found.changes == right.changes, place
-    (run / "discovery.parquet").write_bytes(whole[:-9] + b"x" + whole[-8:])
+    (run / "discovery.parquet").write_bytes((indexed / "discovery.parquet").read_bytes()[:-9])
     told = refused("classes", run)
     assert f"cannot read {run / 'discovery.parquet'}: " in told
     assert told.endswith(f"; discover again: combemb discover {run}\n")
@@ -146,7 +150,7 @@ def test_a_full_disk_is_one_line_and_all_is_as_before(indexed: Path, items: Path
     assert not [path for path in small_disk.rglob(".*") if path.is_file()]
 
 
-@pytest.mark.parametrize("verb", ["discover", "index", "fit"])
+@pytest.mark.parametrize("verb", ["discover", "index", "fit", "fit-again", "classes"])
 def test_a_folder_that_cannot_be_written_is_one_line(indexed: Path, items: Path, small_disk: Path, verb: str):
     run = shutil.copytree(indexed, small_disk / "run")
     before = files(run)
@@ -156,6 +160,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(indexed: Path, items: Path,
             "discover": ["discover", run, "--no-page", "--quiet"],
             "index": ["index", run, "--overwrite"],
             "fit": ["fit", items, "--out", small_disk / "new", "--method", "itq", "--bits", "12", "--quiet"],
+            "fit-again": ["fit", items, "--out", run, "--method", "itq", "--bits", "12", "--quiet", "--overwrite"],
+            "classes": ["classes", run, "name", "novel-1", "hawk"],
         }[verb]
     )
     assert "cannot write " + str(small_disk) in told
@@ -204,3 +210,19 @@ def test_a_second_writer_is_told_who_writes_and_a_dead_one_does_not_block(own_ru
         assert {name: content for name, content in files(run).items() if not name.startswith(".")} == before
     done(*arguments)
     assert not [name for name in files(run) if name.startswith(".")]
+
+
+def test_ctrl_c_leaves_the_old_run_and_says_so(own_run: Path, items: Path, tmp_path: Path):
+    options = ["--out", own_run, "--set=epochs=100000", "--set=check=False", "--overwrite"]
+    writer = started(command, tmp_path / "printed", "fit", items, *options)
+    deadline = time.monotonic() + 60
+    while not (own_run / NEW / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert writer.pid is not None
+    os.kill(writer.pid, signal.SIGINT)
+    assert ended(writer) == 130
+    said = f"stopped; use --resume to continue from the last checkpoint; until it is done, {own_run} holds the run of "
+    assert said in (tmp_path / "printed").read_text()
+    assert methods.load(own_run).get_params()["bits"] == 12
+    done("discover", own_run, "--no-page")
+    done("predict", own_run, items)

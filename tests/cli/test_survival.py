@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from combemb.collection.classes import classes_of
 from combemb.collection.index_files import has_index
 from combemb.collection.indexed import Collection
 from combemb.collection.predicted import predict_in
+from combemb.learning.one_writer import WRITER
 from combemb.learning.run_folder import CLASSES, NEW, REPLACED, RunFolder
 from tests.cli.found import BLOBS, NAMES, N
 from tests.commands import call, done
@@ -93,14 +95,16 @@ def test_no_run_is_lost(world: Path, disk: Path, tmp_path: Path, trial: int):
     ]
     if getattr(disturb, "func", None) is fill and not disk.is_mount():
         pytest.skip("mounting is not permitted here")
-    by_itself = chance.random() < 0.5
-    number = chance.randrange(1, 30)
-    writers = [
-        started(disturbed, disturb if by_itself and not i else None, number, run, tmp_path / f"{i}", *choices[name])
-        for i, name in enumerate(chosen)
-    ]
+    by_itself, is_first = chance.random() < 0.5, chance.random() < 0.7
+    number = chance.randrange(1, 60 if chosen[0] in FITS else 16)
+    writers = []
+    for i, name in enumerate(chosen):
+        own = disturb if by_itself and i == 0 else None
+        writers.append(started(disturbed, own, number, run, tmp_path / f"{i}", *choices[name]))
+        if i == 0 and is_first:
+            wait_for_writer(run, writers[0])
     if not by_itself:
-        time.sleep(10 ** chance.uniform(-1.5, 0.3))
+        time.sleep(chance.choice([0, 0.05, 0.2, 0.5]) * chance.random())
         writers[0].kill() if disturb is kill else disturb(run)
     codes = [ended(writer) for writer in writers]
     for i, (name, code) in enumerate(zip(chosen, codes, strict=True)):
@@ -117,6 +121,13 @@ def test_no_run_is_lost(world: Path, disk: Path, tmp_path: Path, trial: int):
         assert choices["move"][-1] in {item for said in read_log(run) for group in said.groups for item in group}
     check_goes_on(world, run, model)
     shutil.rmtree(run)
+
+
+def wait_for_writer(run: Path, writer: BaseProcess) -> None:
+    """Wait until a process writes into a run folder, or is done."""
+    deadline = time.monotonic() + 30
+    while not (run / WRITER).exists() and writer.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 def fitted_as(world: Path, run: Path) -> str:

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from combemb.learning.replacing import SetAside, publish
 from combemb.learning.run_folder import CLASSES, NEW, WEIGHTS, RunFolder
 from combemb.methods.combemb import CombEmb
 from combemb.methods.itq import ITQ
+from combemb.system.files import written_together
 from tests.blobs import blobs
 from tests.real_processes import ended, killed_at, started
 from tests.toy_methods import One, assert_same_state, make, toy_data
@@ -155,6 +157,30 @@ def test_a_swap_that_is_killed_anywhere_is_whole(unpublished: Path, data: Path, 
     assert found == sorted(found)
     assert found.count(NEW_BITS) > 10, "the swap has many steps"
     assert found[0] == OLD
+
+
+def fit_and_discover_again_and_again(run: Path, data: Path) -> None:
+    for number in range(1000):
+        ITQ(bits=(OLD, NEW_BITS)[number % 2]).fit(data, folder=run, overwrite=True)
+        with written_together(run):
+            write_tables(discover_in(run, n_novel=2))
+
+
+def test_a_reader_never_sees_a_mixture_of_two_runs(run: Path, data: Path):
+    expected = {bits: ITQ(bits=bits).fit(data).embed(data) for bits in (OLD, NEW_BITS)}
+    writer = started(fit_and_discover_again_and_again, run, data)
+    seen = []
+    deadline = time.monotonic() + 60
+    while len(set(seen)) < 2 or len(seen) < 40:
+        assert time.monotonic() < deadline
+        assert writer.is_alive()
+        model = methods.load(run)
+        seen.append(model.get_params()["bits"])
+        assert torch.equal(model.embed(data), expected[seen[-1]])
+        if hasattr(model, "discovery_"):
+            assert len(model.predict(data)) == 120, "z of this model has another shape than that of the other"
+    writer.kill()
+    ended(writer)
 
 
 def test_names_of_classes_are_kept_for_the_same_items(run: Path, data: Path, tmp_path: Path):
