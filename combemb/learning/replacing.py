@@ -25,14 +25,17 @@ def publish(run: RunFolder, *, keeps_classes: bool) -> None:
     """
     if run.folder.name != NEW:
         return
-    folder, names = run.folder.parent, run.files()
-    moved = {f"{NEW}/{name}": name for name in names}
+    folder = run.folder.parent
+    names = {path.name for path in run.folder.iterdir() if path.is_file() and not path.name.startswith(".")}
+    moved = {f"{NEW}/{name}": name for name in sorted(names)}  # a method of somebody else may have files of its own
+    aside = None
     if not keeps_classes and (folder / CLASSES).exists():
         aside = next(name for name in map(SET_ASIDE.format, count(1)) if not (folder / name).exists())
         moved[CLASSES] = aside
+    replace_together(folder, moved, sorted(set(REPLACED) - names), NEW)
+    if aside is not None:
         note = f"what you said about classes in {folder} is about other items than those of this fit"
         warnings.warn(f"{note}; it is kept as {aside}", SetAside, stacklevel=2)
-    replace_together(folder, moved, sorted(set(REPLACED) - set(names)), NEW)
 
 
 def said_about(run: RunFolder, given: Given, identity: dict[str, Any]) -> bool:

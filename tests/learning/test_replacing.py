@@ -128,6 +128,17 @@ def test_a_new_fit_replaces_an_unfinished_one(every_epoch: None, tmp_path: Path)
     assert not (tmp_path / "run" / NEW).exists()
 
 
+def test_files_of_a_methods_own_are_part_of_the_run(run: Path, data: Path):
+    class Noting(ITQ):
+        def _fit(self, data: Any, run: RunFolder | None, progress: bool | None) -> None:
+            super()._fit(data, run, progress)
+            assert run is not None
+            (run.folder / "notes.txt").write_text("mine")
+
+    Noting(bits=NEW_BITS).fit(data, folder=run, overwrite=True)
+    assert (run / "notes.txt").read_text() == "mine"
+
+
 @pytest.fixture
 def unpublished(run: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose successor is complete, but has not taken its place."""
