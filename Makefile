@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test slow check format clean
 
 demo: .venv/ready
 	$(BIN)/combemb demo --overwrite
 
 test: .venv/ready check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+slow: .venv/ready
+	$(BIN)/python -m pytest -n 2 -m slow
 
 check: .venv/ready
 	$(BIN)/ruff format --check .

@@ -17,6 +17,7 @@ from combemb.cli import (
     fit,
     index,
     predict,
+    relocate,
     run,
     search,
     settings,
@@ -44,7 +45,7 @@ app = typer.Typer(
 )
 data_verbs = (
     *(run.run, fit.fit, embed.embed, embed.encode, index.index, search.search),
-    *(discover.discover, classes.classes, predict.predict, export.export),
+    *(discover.discover, classes.classes, predict.predict, export.export, relocate.relocate),
 )
 for verb in (*data_verbs, settings.settings, demo.demo, cache.cache, doctor.doctor):
     app.command()(guarded(verb))

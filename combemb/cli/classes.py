@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +58,9 @@ def classes(
     Example: `combemb classes runs/photos name novel-1 "red-tailed hawk"`
     """
     from combemb.collection.changes import store
+    from combemb.collection.class_log import WAIT_SECONDS
     from combemb.collection.classes import classes_of
+    from combemb.learning.run_folder import RunFolder
 
     with running(quiet):
         given = arguments or []
@@ -65,19 +68,23 @@ def classes(
             _check_use(change, given)
         if (file is not None) != (change == "labels"):
             raise ValueError("labels needs --out FILE, and only labels does: combemb classes RUN labels --out FILE")
-        with notes_shown():
-            found = classes_of(run)
-        if change is None:
-            _print_classes(found)
-            if _is_older(run):
-                again = f"combemb discover {shlex.quote(str(run))}"
-                say(f"the page and the tables show an earlier state; write them again: {again}")
-        elif file is not None:
-            _write_labels(found, file, overwrite)
-        else:
-            made = _made(found, change, given, run, into, quiet)
-            after = store(run, made)
-            _print_change(made, found, after)
+        RunFolder(run).config()  # raises an error if this is not a run folder
+        is_written = change is not None and file is None
+        # A change depends on what others said before it, so nobody may say anything in between.
+        with RunFolder(run).written(WAIT_SECONDS) if is_written else nullcontext():
+            with notes_shown():
+                found = classes_of(run)
+            if change is None:
+                _print_classes(found)
+                if _is_older(run):
+                    again = f"combemb discover {shlex.quote(str(run))}"
+                    say(f"the page and the tables show an earlier state; write them again: {again}")
+            elif file is not None:
+                _write_labels(found, file, overwrite)
+            else:
+                made = _made(found, change, given, run, into, quiet)
+                after = store(run, made)
+                _print_change(made, found, after)
 
 
 def _check_use(change: str, given: list[str]) -> None:

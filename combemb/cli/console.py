@@ -78,5 +78,5 @@ def running(quiet: bool = False, stopped: str = "stopped") -> Iterator[None]:
     except KeyboardInterrupt:
         if wants_traceback.get():
             raise
-        err.print(stopped)
+        err.print(escape(stopped), soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None

@@ -30,7 +30,7 @@ def demo(
     from combemb import CodeIndex, CombEmb, open_set_split
     from combemb.data import datasets
     from combemb.discovery.metrics import agreement
-    from combemb.learning.run_folder import SEARCHES
+    from combemb.learning.run_folder import SEARCHES, RunFolder
     from combemb.methods.itq import ITQ
     from combemb.search.metrics import code_retrieval, float_retrieval
     from combemb.system.files import write_atomically
@@ -72,7 +72,8 @@ def demo(
         index = CodeIndex(model.codebook)
         index.add(model.encode(x))
         hits = index.search(model.embed(digits.test_x[picked]), 12).ids
-        write_atomically(folder / SEARCHES, lambda path: _draw(path, digits, picked, np.asarray(hits)))
+        with RunFolder(folder).written():
+            write_atomically(folder / SEARCHES, lambda path: _draw(path, digits, picked, np.asarray(hits)))
         say(f"\nwritten to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
         say(f"{folder / SEARCHES} shows searches with novel digits")
 

@@ -54,7 +54,7 @@ def discover(
     """
     from combemb.collection import discovered, folders
     from combemb.collection.classes import NotApplied, classes_of
-    from combemb.learning.run_folder import MAP, PAGE, TABLE, TEXT
+    from combemb.learning.run_folder import MAP, PAGE, TABLE, TEXT, RunFolder
     from combemb.system.files import written_together
 
     with running(quiet):
@@ -64,7 +64,10 @@ def discover(
         elif copy:
             raise ValueError("--copy only works with --to-folders; use both")
         names = read_label_file(labels)
-        with written_together():  # old and new clusters must not be mixed, whatever happens
+        RunFolder(run).config()  # raises an error if this is not a run folder
+        target = RunFolder(run if folder is None else folder)
+        # Old and new clusters must not be mixed, whatever happens.
+        with target.written(), written_together(target.folder, () if page else (PAGE, MAP)):
             with notes_shown():
                 result = discovered.discover_in(
                     run,
@@ -77,19 +80,15 @@ def discover(
                     overwrite=overwrite,
                     progress=not quiet,
                 )
-            target = result.folder
             discovered.write_tables(result)
             if page:
                 write_page(result, run, progress=not quiet)
-        if not page:
-            for name in (PAGE, MAP):  # they would show other clusters than the tables list
-                (target / name).unlink(missing_ok=True)
         # Elsewhere are other items, most of which nobody has said anything about.
         with notes_shown() if folder is None else warnings.catch_warnings(action="ignore", category=NotApplied):
-            classes = classes_of(run, target / TABLE)
+            classes = classes_of(run, target.folder / TABLE)
         tell_broken(result.broken, "the clusters")
-        _print_summary(result.named[0], target / TABLE)
-        say(f"written to {target}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
+        _print_summary(result.named[0], target.folder / TABLE)
+        say(f"written to {target.folder}: {', '.join([TABLE, TEXT, *([PAGE, MAP] if page else [])])}")
         if classes.changes:
             n_rejected = sum(name is None for name in classes.names)
             rejected = f"; rejected items, in no class: {n_rejected:,}" if n_rejected else ""

@@ -38,13 +38,17 @@ def fit(
     Says at its end whether new classes will be found well, from a second fit that hides some of your classes. The
     numbers are in diagnosis.json, the curves of the training in training.png.
 
+    With `--overwrite`, the old run answers until the new one is complete, also if this is stopped or killed; `--resume`
+    then continues the new one. An index and a discovery of the old run are removed with it.
+
     Example: `combemb fit photos/ --out runs/photos --bits 48`
     """
     from combemb.learning.run_folder import RunFolder
     from combemb.system import processes
 
     quiet = quiet or not processes.is_first()
-    with running(quiet, "stopped; use --resume to continue from the last checkpoint"):
+    until_then = f"; until it is done, {folder} holds the run of before" if RunFolder(folder).is_complete() else ""
+    with running(quiet, f"stopped; use --resume to continue from the last checkpoint{until_then}"):
         model = chosen_method(method, bits, seed, settings)
         names = read_label_file(labels)
         with notes_shown():

@@ -43,7 +43,7 @@ def index(
     Example: `combemb index runs/photos`, and later `combemb index runs/photos --images new-photos/ --add`
     """
     from combemb.collection.indexed import Collection
-    from combemb.learning.run_folder import ENTRIES, INDEX
+    from combemb.learning.run_folder import ENTRIES, INDEX, RunFolder
 
     with running(quiet, "stopped; the index is unchanged"), notes_shown():
         data = chosen_data(images, embeddings)
@@ -56,16 +56,18 @@ def index(
         names = read_label_file(labels)
         n_before = 0
         if add or remove:
-            collection = Collection.open(run)
-            n_before = len(collection)
-            if remove:
-                collection.remove(_chosen_ids(remove, collection))
-                say(f"entries removed: {n_before - len(collection):,}")
-            else:
-                n_skipped = collection.add(data, labels=names, skip_known=True, progress=not quiet)
-                say(f"entries added: {len(collection) - n_before:,}; skipped, in the index already: {n_skipped:,}")
-            if len(collection) != n_before:
-                collection.save()
+            RunFolder(run).config()  # raises an error if this is not a run folder
+            with RunFolder(run).written():
+                collection = Collection.open(run)
+                n_before = len(collection)
+                if remove:
+                    collection.remove(_chosen_ids(remove, collection))
+                    say(f"entries removed: {n_before - len(collection):,}")
+                else:
+                    n_skipped = collection.add(data, labels=names, skip_known=True, progress=not quiet)
+                    say(f"entries added: {len(collection) - n_before:,}; skipped, in the index already: {n_skipped:,}")
+                if len(collection) != n_before:
+                    collection.save()
         else:
             collection = Collection.build(run, data, labels=names, overwrite=overwrite, progress=not quiet)
         tell_broken(collection.broken, "the index")

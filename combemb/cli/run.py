@@ -153,8 +153,20 @@ class Steps:
         return RunFolder(self.folder)
 
     def _fit(self, is_changed: bool) -> None:
-        has_begun = self.stored.has_config() and not is_changed
-        self.model.fit(self.given, folder=self.folder, overwrite=is_changed, resume=has_begun, progress=self.progress)
+        goes_on = self._has_new_begun() if is_changed else self.stored.has_config()
+        replaces = is_changed and not goes_on
+        self.model.fit(self.given, folder=self.folder, overwrite=replaces, resume=goes_on, progress=self.progress)
+
+    def _has_new_begun(self) -> bool:
+        """Whether a call that was stopped has begun to replace the run by one with these data and settings."""
+        from combemb.learning.run_folder import NEW, RunFolder
+        from combemb.learning.unchanged import changes_since
+
+        new = RunFolder(self.folder / NEW)
+        try:
+            return new.has_config() and not changes_since(self.model, new, self.given)
+        except ValueError:  # of another version, or damaged
+            return False
 
     def _index(self) -> None:
         from combemb.collection.indexed import Collection
@@ -166,9 +178,8 @@ class Steps:
         from combemb.learning.run_folder import MAP, PAGE
         from combemb.system.files import written_together
 
-        for name in (PAGE, MAP):  # they would show other clusters than the tables list
-            (self.folder / name).unlink(missing_ok=True)
-        with written_together():
+        # An old page would show other clusters than the tables list.
+        with self.stored.written(), written_together(self.folder, (PAGE, MAP)):
             self.result = discover_in(self.folder, labels=self.labels, progress=self.progress)
             write_tables(self.result)
 
@@ -178,7 +189,7 @@ class Steps:
 
         if self.result is None:  # a call that was stopped has discovered it
             self.result = stored_discovery(self.folder, labels=self.labels, progress=self.progress)
-        with written_together():
+        with self.stored.written(), written_together(self.folder):
             write_page(self.result, self.folder, progress=self.progress)
 
 

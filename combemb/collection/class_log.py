@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from combemb.learning.run_folder import CLASSES, RunFolder
+from combemb.system.files import CHECKSUM, is_sealed, sealed, sync_folder, unsealed, writing
 
 Kind = Literal["name", "merge", "split", "move", "reject", "undo"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+WAIT_SECONDS = 10.0  # for another writer: changes are made by hand, and often take less than a second
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,17 @@ def standing(log: Iterable[Change]) -> list[Change]:
     return stack
 
 
-def read_log(run: str | Path) -> list[Change]:
+def read_log(run: str | Path, name: str = CLASSES) -> list[Change]:
     """Return all changes of a run folder; a last line that was cut off by a crash is ignored."""
-    path = Path(run) / CLASSES
+    path = Path(run) / name
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     log = []
     for number, line in enumerate(lines, start=1):
         try:
-            change = Change(**json.loads(line))
+            record = json.loads(line)
+            if CHECKSUM in record and not is_sealed(record):  # earlier versions wrote no checksum
+                raise ValueError("its checksum is wrong")
+            change = Change(**unsealed(record))
             if change.kind not in KINDS:
                 raise ValueError(f"unknown change {change.kind!r}")
         except (ValueError, TypeError) as error:
@@ -69,20 +74,29 @@ def read_log(run: str | Path) -> list[Change]:
 
 def append(run: str | Path, change: Change) -> None:
     """Append a change to the log of a run folder; it is on the disk when this returns."""
-    RunFolder(run).config()  # raises an error if this is not a run folder
-    path = Path(run) / CLASSES
-    is_new = not path.exists()
-    line = json.dumps(asdict(change), ensure_ascii=False).encode() + b"\n"
-    with path.open("ab+") as file:
-        file.seek(0)
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)  # without a line that a crash cut off
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-    if is_new and hasattr(os, "O_DIRECTORY"):  # the name of a new file is durable when its folder is
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    folder = RunFolder(run)
+    folder.config()  # raises an error if this is not a run folder
+    path = folder.folder / CLASSES
+    with folder.written(WAIT_SECONDS), writing(path):
+        is_new = not path.exists()
+        with path.open("ab+", buffering=0) as file:
+            file.seek(0)
+            end = file.read().rfind(b"\n") + 1
+            file.truncate(end)  # without a line that a crash cut off
+            try:
+                rest = memoryview(log_line(change))
+                while rest:  # a disk that is nearly full takes a part of it
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(end)
+                if is_new:
+                    path.unlink()
+                raise
+        if is_new:
+            sync_folder(path.parent)
+
+
+def log_line(change: Change) -> bytes:
+    """Return a change as a line of the log, with a checksum."""
+    return json.dumps(sealed(asdict(change)), ensure_ascii=False).encode() + b"\n"

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from combemb.collection.class_log import Change, read_log, standing
 from combemb.discovery.clusters import free_names
 from combemb.discovery.discovering import NOVEL
 from combemb.learning.run_folder import TABLE, RunFolder
 from combemb.system.errors import Note, require
+from combemb.system.tables import read_table
 
 MAX_LISTED = 20  # clusters listed in an error
 
@@ -175,10 +175,9 @@ def classes_of(run: str | Path, table: Path | None = None) -> Classes:
     path = Path(run) / TABLE if table is None else table
     require(path.exists(), f"nothing was discovered in {run} yet; discover first: combemb discover {run}")
     try:
-        found = pq.read_table(path, columns=["id", "path", "cluster", "is_novel", "confidence"])
-    except (OSError, ValueError, pa.ArrowException) as error:
-        problem = str(error).splitlines()[0]
-        raise ValueError(f"cannot read {path}: {problem}; discover again: combemb discover {run}") from error
+        found = read_table(path)[0].select(["id", "path", "cluster", "is_novel", "confidence"])
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{error}; discover again: combemb discover {run}") from error
     classes = applied(found, read_log(run))
     for note in classes.notes:
         warnings.warn(note, NotApplied, stacklevel=2)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import csv
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from combemb.learning.run_folder import BROKEN, TABLE, TEXT, RunFolder
 from combemb.learning.saving import was_fitted_with
 from combemb.system.errors import Note, require
 from combemb.system.files import write_atomically
+from combemb.system.tables import read_table, write_table
 
 OTHER_LABELS = (
     "the run was fitted with other labels than those that are stored with its data now; if this is not intended, "
@@ -121,23 +121,24 @@ def discover_in(
     -------
     DiscoveredItems
     """
-    folder = Path(run if out is None else out)
-    _check_replaced(Path(run), folder, x, overwrite)
-    read_log(run)  # raises an error if it is damaged, before the long part
-    model = methods.load(run)
-    check_count_by(count_by, model.codebook)
-    given, entries = listed(given_or_fitted(x, labels, model, run))
-    if to_folders:
-        check_folders(to_folders, given)
-    require_one_label(given.labels)
-    if x is None and labels is None and not was_fitted_with(run, given.labels):
-        warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
-    data, given, entries, z = _embedded(model, given, entries, progress)
-    found = model.discover(data, given.labels, n_novel, count_by=count_by, z=z, progress=progress)
-    folder.mkdir(parents=True, exist_ok=True)
-    found.save(RunFolder(folder).discovery)
-    files, features = _files(given), data.discovery_features
-    return DiscoveredItems(folder, found, entries, files, z.numpy(), data.broken, features, Path(run))
+    folder = RunFolder(run if out is None else out)
+    _check_replaced(Path(run), folder.folder, x, overwrite)
+    with folder.written():
+        _check_replaced(Path(run), folder.folder, x, overwrite)  # another writer may just have finished
+        read_log(run)  # raises an error if it is damaged, before the long part
+        model = methods.load(run)
+        check_count_by(count_by, model.codebook)
+        given, entries = listed(given_or_fitted(x, labels, model, run))
+        if to_folders:
+            check_folders(to_folders, given)
+        require_one_label(given.labels)
+        if x is None and labels is None and not was_fitted_with(run, given.labels):
+            warnings.warn(OTHER_LABELS, OtherLabels, stacklevel=2)
+        data, given, entries, z = _embedded(model, given, entries, progress)
+        found = model.discover(data, given.labels, n_novel, count_by=count_by, z=z, progress=progress)
+        found.save(folder.discovery)
+        files, features = _files(given), data.discovery_features
+        return DiscoveredItems(folder.folder, found, entries, files, z.numpy(), data.broken, features, Path(run))
 
 
 def stored_discovery(run: Path, *, labels: Any = None, progress: bool | None = None) -> DiscoveredItems:
@@ -173,7 +174,7 @@ def new_and_gone(run: Path, given: Given) -> tuple[int, int] | None:
     """Return how many items are new and how many are gone since the discovery of a run; None if that is not known."""
     if not (run / TABLE).exists():
         return None
-    names, before = item_names(given)[0], set(pq.read_table(run / TABLE, columns=["id"])["id"].to_pylist())
+    names, before = item_names(given)[0], set(read_table(run / TABLE)[0]["id"].to_pylist())
     if (run / BROKEN).exists() and given.ids is not None:  # has ids as they are below the folder
         unread = set(csv.read_csv(run / BROKEN)["id"].to_pylist())
         before |= {name for name, own in zip(names, given.ids.tolist(), strict=True) if str(own) in unread}
@@ -203,10 +204,9 @@ def write_tables(result: DiscoveredItems) -> None:
     """
     table = result.classes.table.set_column(4, "confidence", pa.array(result.confidence))
     table = table.append_column("class", pa.array(result.classes.names.tolist(), pa.string()))
-    write_atomically(
-        result.folder / TABLE, lambda path: pq.write_table(table, path, compression="zstd", write_page_checksum=True)
-    )
-    write_atomically(result.folder / TEXT, lambda path: csv.write_csv(table, path))
+    with RunFolder(result.folder).written():
+        write_table(result.folder / TABLE, table)
+        write_atomically(result.folder / TEXT, lambda path: csv.write_csv(table, path))
 
 
 def _check_replaced(run: Path, folder: Path, x: Any, overwrite: bool) -> None:

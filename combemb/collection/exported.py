@@ -9,7 +9,7 @@ from pyarrow import csv
 from combemb.collection.indexed import Collection
 from combemb.search.exchange import to_faiss, to_lance, to_parquet
 from combemb.system.errors import require
-from combemb.system.files import write_atomically
+from combemb.system.files import write_atomically, written_together
 
 ExportFormat = Literal["faiss", "parquet", "lance", "csv"]
 
@@ -38,8 +38,9 @@ def export(collection: Collection, path: str | Path, to: ExportFormat) -> list[P
     entries = collection.entries
     if to == "faiss":
         index = collection.to_index(numbered=True)
-        to_faiss(index, path)
-        _write_csv(entries.add_column(0, "number", pa.array(index.ids)), table_of_numbers(path))
+        with written_together():  # numbers must not be looked up in the table of another export
+            to_faiss(index, path)
+            _write_csv(entries.add_column(0, "number", pa.array(index.ids)), table_of_numbers(path))
         return [path, table_of_numbers(path)]
     index = collection.to_index()
     if to == "csv":

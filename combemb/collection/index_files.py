@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from safetensors import safe_open
 
 from combemb.data.entries import ENTRY_SCHEMA
 from combemb.learning.run_folder import ENTRIES, INDEX, WEIGHTS
 from combemb.search.codebook import Codebook
 from combemb.search.index import CodeIndex
-from combemb.system.files import write_atomically
+from combemb.system.files import write_atomically, written_together
+from combemb.system.tables import read_about, read_table, write_table
 
 ENTRIES_FORMAT = 1
-METADATA_KEY = b"combemb_entries"  # in the Parquet file, for the digests of model and index
 
 
 def has_index(run: str | Path) -> bool:
@@ -29,9 +28,9 @@ def has_current_index(run: str | Path) -> bool:
     """Return whether a run folder has an index that was made after its last fit."""
     folder = Path(run)
     try:
-        about = json.loads(pq.read_schema(folder / ENTRIES).metadata[METADATA_KEY])
-        return (folder / INDEX).exists() and bool(about["model"] == digest_of_weights(folder))
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):  # missing or damaged
+        model = read_about(folder / ENTRIES).get("model")
+        return (folder / INDEX).exists() and bool(model == digest_of_weights(folder))
+    except (OSError, ValueError):  # missing or damaged
         return False
 
 
@@ -46,19 +45,23 @@ def digest_of_weights(folder: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def written_at(folder: Path) -> tuple[int, int] | None:
+    """Return what changes whenever the index of a run folder is written; None if there is none."""
+    path = folder / ENTRIES
+    return (path.stat().st_ino, path.stat().st_mtime_ns) if path.exists() else None
+
+
 def write_index_files(folder: Path, index: CodeIndex, entries: pa.Table, weights: str) -> None:
-    """Write codes and entries; the old files stay until the new ones are complete. weights: digest of the model's."""
+    """Write codes and entries, both or none of them. weights: digest of the model's."""
+    about = {"format": ENTRIES_FORMAT, "model": weights}
 
-    def write_both(temporary: Path) -> None:
+    def write_codes(temporary: Path) -> None:
         index.save(temporary)
-        about = {"format": ENTRIES_FORMAT, "model": weights, "index": _digest_of_index(temporary)}
-        table = entries.replace_schema_metadata({METADATA_KEY: json.dumps(about)})
-        write_atomically(
-            folder / ENTRIES,
-            lambda path: pq.write_table(table, path, compression="zstd", write_page_checksum=True),
-        )
+        about["index"] = _digest_of_index(temporary)
 
-    write_atomically(folder / INDEX, write_both)
+    with written_together(folder):
+        write_atomically(folder / INDEX, write_codes)
+        write_table(folder / ENTRIES, entries, about)
 
 
 def read_index_files(folder: Path, codebook: Codebook, weights: str) -> tuple[CodeIndex, pa.Table]:
@@ -79,13 +82,14 @@ def read_index_files(folder: Path, codebook: Codebook, weights: str) -> tuple[Co
 def _read_entries(folder: Path) -> tuple[pa.Table, dict[str, Any]]:
     path = folder / ENTRIES
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        about = json.loads(table.schema.metadata[METADATA_KEY])
-        if about["format"] != ENTRIES_FORMAT:
-            raise ValueError(f"it has format {about['format']}, this combemb reads {ENTRIES_FORMAT}")
+        table, about = read_table(path)
+        if about.get("format") != ENTRIES_FORMAT:
+            raise ValueError(
+                f"cannot read {path}: it has format {about.get('format')}, this combemb reads {ENTRIES_FORMAT}"
+            )
         return table.cast(ENTRY_SCHEMA), about
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise ValueError(f"cannot read {path}: {str(error).splitlines()[0]}; {_again(folder)}") from error
+    except ValueError as error:
+        raise ValueError(f"{error}; {_again(folder)}") from error
 
 
 def _digest_of_index(path: Path) -> str:

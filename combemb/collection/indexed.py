@@ -18,6 +18,7 @@ from combemb.collection.index_files import (
     index_command,
     read_index_files,
     write_index_files,
+    written_at,
 )
 from combemb.data.entries import ENTRY_SCHEMA, Entry, listed
 from combemb.data.first_look import require_distinct
@@ -69,6 +70,7 @@ class Collection:
         self._weights = digest_of_weights(self.folder)
         self._index = CodeIndex(self.model.codebook)  # its id i is row i of the entries, so it is not public
         self._entries: pa.Table = ENTRY_SCHEMA.empty_table()
+        self._opened: tuple[int, int] | None = None  # `written_at` of the index that this was read from
         self.broken: dict[str, str] = {}
 
     @classmethod
@@ -100,20 +102,27 @@ class Collection:
         -------
         Collection
         """
-        if has_index(run) and not overwrite:
-            raise ValueError(f"{run} has an index already; use overwrite to replace it, or add to it")
-        collection = cls(run)
-        collection._add(given_or_fitted(x, labels, collection.model, run), progress)
-        collection.save()
+        RunFolder(run).config()  # raises an error if this is not a run folder
+        with RunFolder(run).written():
+            if has_index(run) and not overwrite:
+                raise ValueError(f"{run} has an index already; use overwrite to replace it, or add to it")
+            collection = cls(run)
+            collection._add(given_or_fitted(x, labels, collection.model, run), progress)
+            collection.save()
         return collection
 
     @classmethod
     def open(cls, run: str | Path) -> Self:
         """Return the collection in a run folder; raise a ValueError if it is missing, damaged or of another model."""
         RunFolder(run).config()  # raises an error if this is not a run folder
+        return RunFolder(run).read_unchanged(lambda: cls._open(run))
+
+    @classmethod
+    def _open(cls, run: str | Path) -> Self:
         if not has_index(run):
             raise ValueError(f"{run} has no index yet; make one: {index_command(run)}")
         collection = cls(run)
+        collection._opened = written_at(collection.folder)
         read = read_index_files(collection.folder, collection.model.codebook, collection._weights)
         collection._index, collection._entries = read
         return collection
@@ -216,8 +225,19 @@ class Collection:
         return index
 
     def save(self) -> None:
-        """Write index and entries into the run folder; the old files stay until the new ones are complete."""
-        write_index_files(self.folder, self._index, self.entries, self._weights)
+        """Write index and entries into the run folder; the old files stay until the new ones are complete.
+
+        Raises a ValueError if another process has changed the index since this collection was opened.
+        """
+        with RunFolder(self.folder).written():
+            if digest_of_weights(self.folder) != self._weights:
+                raise ValueError(f"{self.folder} was fitted again since this collection was opened; index again")
+            if self._opened not in (None, written_at(self.folder)):
+                raise ValueError(
+                    f"the index in {self.folder} was changed since this collection was opened; open it and add again"
+                )
+            write_index_files(self.folder, self._index, self.entries, self._weights)
+            self._opened = written_at(self.folder)
 
     def _add(self, given: Given, progress: bool | None, skip_known: bool = False) -> int:
         given, entries = listed(given, self._next_number())

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from combemb import methods
-from combemb.collection.classes import classes_of
+from combemb.collection.classes import Classes, classes_of
 from combemb.collection.folders import check_folders
 from combemb.collection.named import class_probabilities
 from combemb.data.entries import listed
 from combemb.data.given import read_given
+from combemb.learning.method import Method
+from combemb.learning.run_folder import RunFolder
 from combemb.system.errors import require
 
 Kind = Literal["known", "found", "neither"]
@@ -69,10 +71,8 @@ def predict_in(run: str | Path, x: Any, *, to_folders: Path | None = None, progr
     -------
     Predictions
     """
-    model = methods.load(run)
-    command = f"combemb discover {shlex.quote(str(run))}"
-    require(hasattr(model, "discovery_"), f"nothing was discovered in {run} yet; discover first: {command}")
-    found, classes = model.discovery_, classes_of(run)
+    model, classes = RunFolder(run).read_unchanged(lambda: _model_and_classes(run))
+    found = model.discovery_
     given, entries = listed(read_given(x))
     if to_folders:
         check_folders(to_folders, given)
@@ -90,3 +90,10 @@ def predict_in(run: str | Path, x: Any, *, to_folders: Path | None = None, progr
         items.append(Prediction(entry["id"], entry["path"], name or found.neither, kind, confidence))
     files = None if given.images is None or given.images.files is None else list(given.images.files)
     return Predictions(items, files, data.broken)
+
+
+def _model_and_classes(run: str | Path) -> tuple[Method, Classes]:
+    model = methods.load(run)
+    command = f"combemb discover {shlex.quote(str(run))}"
+    require(hasattr(model, "discovery_"), f"nothing was discovered in {run} yet; discover first: {command}")
+    return model, classes_of(run)

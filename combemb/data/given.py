@@ -72,6 +72,13 @@ class Given:
         return replace(part, raw_labels=part.labels.without_empty_classes(), column_names=None)
 
     @property
+    def is_numbered(self) -> bool:
+        """Whether the items have neither ids nor files, so that `item_names` numbers them."""
+        if self.images is None:
+            return self.ids is None
+        return self.images.files is None and self.images.ids is None and self.path is None
+
+    @property
     def visible_labels(self) -> Labels:
         """The labels that a method may see: those of a test split are hidden."""
         if self.images is None or self.images.is_test is None:

@@ -17,8 +17,8 @@ from combemb.learning.curves import draw_curves
 from combemb.learning.hidden_check import HiddenCheck, hidden_check
 from combemb.learning.input import load_items
 from combemb.learning.interface import Interface
-from combemb.learning.one_writer import one_writer
 from combemb.learning.pretraining import weights_after
+from combemb.learning.replacing import publish, said_about
 from combemb.learning.run_folder import CURVES, RunFolder
 from combemb.search.metrics import code_use
 from combemb.system import processes
@@ -45,9 +45,10 @@ def fit(
         return
     run = RunFolder(folder)
     run.check_free(overwrite, resume)
-    with one_writer(run.folder) if processes.is_first() else nullcontext():
+    with run.written() if processes.is_first() else nullcontext():
+        run.settle()
         run.check_free(overwrite, resume)  # another writer may just have finished
-        _fit(method, x, labels, run, resume=resume, progress=progress)
+        _fit(method, x, labels, run.to_fill(overwrite, resume), resume=resume, progress=progress)
 
 
 def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resume: bool, progress: bool | None) -> None:
@@ -73,6 +74,9 @@ def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resum
             method.classes_, method.broken_, method.log_ = data.labels.classes, data.broken, run.log()
             method.check_ = _stored_check(run)
             saving.restore(method, run, stored)
+            processes.wait_for_all()
+            if processes.is_first():  # the fit was killed just before this
+                publish(run, keeps_classes=said_about(run, given, identity))
             return
         if stored and stored["n_novel"] is not None:
             method.n_novel_ = stored["n_novel"]
@@ -91,15 +95,20 @@ def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resum
         method.classes_ = data.labels.classes
         method._fit(data, run, progress)
         if run and processes.is_first():
-            log = getattr(method, "log_", [])
-            use = _use_of_codes(method, data.items)
-            last = {**method.facts(), **(log[-1] if log else {}), **use}
-            run.write_diagnosis({**counts, **last, "report": method.report(), **check})
-            if log:
-                draw_curves(log, run.folder / CURVES, method.panels)
-            images = method.image_input_
-            run.write_weights(method.state(), images.own_weights if images else None)
+            _store(method, run, data, {**counts, **check})
+            publish(run, keeps_classes=said_about(run, given, identity))
         processes.wait_for_all()  # all find the run complete, and gloo's threads have released their tensors
+
+
+def _store(method: Interface, run: RunFolder, data: Loaded, known: dict[str, Any]) -> None:
+    """Write diagnosis, curves and weights of a fit; `known` is what the diagnosis has besides the last epoch."""
+    log = getattr(method, "log_", [])
+    last = {**method.facts(), **(log[-1] if log else {}), **_use_of_codes(method, data.items)}
+    run.write_diagnosis({**known, **last, "report": method.report()})
+    if log:
+        draw_curves(log, run.folder / CURVES, method.panels)
+    images = method.image_input_
+    run.write_weights(method.state(), images.own_weights if images else None)
 
 
 def learned_part(method: Interface, given: Given) -> Given:

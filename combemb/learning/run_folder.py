@@ -1,8 +1,12 @@
 """The run folder: one fitted model with its configuration, weights and log. Its files are written atomically."""
 
 import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import torch
@@ -10,9 +14,11 @@ from pyarrow import csv
 from torch import Tensor
 
 from combemb.data.folders import RUN_MARKER
-from combemb.learning.one_writer import is_unused
+from combemb.learning.one_writer import BeingWritten, is_unused, one_writer
 from combemb.system.errors import require
 from combemb.system.files import (
+    JOURNAL,
+    finish_replacing,
     is_sealed,
     read_tensors,
     sealed,
@@ -31,10 +37,18 @@ WEIGHTS, BACKBONE, CHECKPOINT = "weights.safetensors", "backbone.safetensors", "
 LOG, DIAGNOSIS, CURVES, BROKEN = "metrics.jsonl", "diagnosis.json", "training.png", "broken.csv"
 DISCOVERY, TABLE, TEXT = "discovery.safetensors", "discovery.parquet", "discovery.csv"
 PAGE, MAP = "discovery.html", "discovery-map.png"
-CLASSES = "classes.jsonl"  # what a person said about the discovered classes; kept when a run is replaced
+CLASSES = "classes.jsonl"  # what a person said about the discovered classes; not a file of any fit
 SEARCHES = "search.png"  # of the demo
-INDEX, ENTRIES = "index.safetensors", "entries.parquet"  # `Collection.open` refuses them after another fit
-REPLACED = (CHECKPOINT, WEIGHTS, BACKBONE, LOG, DIAGNOSIS, CURVES, BROKEN, DISCOVERY, TABLE, TEXT, PAGE, MAP, CONFIG)
+INDEX, ENTRIES = "index.safetensors", "entries.parquet"
+REPLACED = (
+    *(CHECKPOINT, WEIGHTS, BACKBONE, LOG, DIAGNOSIS, CURVES, BROKEN, DISCOVERY, TABLE, TEXT, PAGE, MAP, SEARCHES),
+    *(INDEX, ENTRIES, CONFIG),
+)
+READ_TOGETHER = (CONFIG, WEIGHTS, DISCOVERY, TABLE, INDEX, ENTRIES)
+NEW = ".new"  # folder inside a run folder for a run that will take its place
+SWAP_SECONDS = 10.0  # the longest wait for files that another process is just replacing
+
+Read = TypeVar("Read")
 
 
 class RunFolder:
@@ -60,16 +74,81 @@ class RunFolder:
         if not (overwrite or resume):
             raise ValueError(f"{self.folder} holds a run; use overwrite to replace it, or resume to continue it")
 
+    @contextmanager
+    def written(self, wait: float = 0.0) -> Iterator[None]:
+        """Be the only writer, see `one_writer`; what a killed one left is finished or removed first."""
+        with one_writer(self.folder, wait) as is_outermost:
+            if is_outermost:
+                finish_replacing(self.folder)
+                for name in (*REPLACED, CLASSES, JOURNAL):
+                    self._remove_temporary(name)
+                self._drop_unstarted()
+            try:
+                yield
+            finally:
+                if is_outermost:
+                    self._drop_unstarted()
+
+    def _drop_unstarted(self) -> None:
+        """Remove a new run that failed before there was anything to resume."""
+        if not (self.folder / NEW / CONFIG).exists():
+            shutil.rmtree(self.folder / NEW, ignore_errors=True)
+
+    def settle(self) -> None:
+        """Finish the replacement of files that a killed process began; wait for a process that is at it."""
+        deadline = time.monotonic() + SWAP_SECONDS
+        while (self.folder / JOURNAL).exists():
+            try:
+                with self.written():
+                    return
+            except BeingWritten:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def read_unchanged(self, read: Callable[[], Read]) -> Read:
+        """Return what `read` reads from several files of the run; read again if they were replaced meanwhile."""
+        while True:
+            before = self._identity()
+            try:
+                found = read()
+            except (ValueError, OSError):
+                if self._identity() == before:
+                    raise
+                continue
+            if self._identity() == before:
+                return found
+
+    def _identity(self) -> list[tuple[int, int, int]]:
+        """Return what changes whenever a file of the run is replaced."""
+        self.settle()
+        found = []
+        for name in READ_TOGETHER:
+            with suppress(OSError):
+                about = (self.folder / name).stat()
+                found.append((about.st_ino, about.st_mtime_ns, about.st_size))
+        return found
+
+    def to_fill(self, overwrite: bool, resume: bool) -> "RunFolder":
+        """Return the run folder that a fit writes: another one inside if the run here is to answer until it is done."""
+        new = RunFolder(self.folder / NEW)
+        return new if self.is_complete() and (overwrite or (resume and new.has_config())) else self
+
     def start(self, config: dict[str, Any]) -> None:
         """Remove the files of an earlier run and store the configuration."""
         json.dumps(config, allow_nan=False)  # if this fails, the old run must still be there
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        for name in REPLACED:
-            (self.folder / name).unlink(missing_ok=True)
-            for leftover in self.folder.glob(f".{name}.*"):  # from a process that was killed while writing
-                leftover.unlink()
+            shutil.rmtree(self.folder / NEW, ignore_errors=True)
+            for name in REPLACED:
+                self._remove_temporary(name)
+                if name != CONFIG:  # which makes this a run folder, and is replaced in one step
+                    (self.folder / name).unlink(missing_ok=True)
         write_json(self.folder / CONFIG, sealed({"format_version": FORMAT_VERSION, **config}))
+
+    def _remove_temporary(self, name: str) -> None:
+        for leftover in self.folder.glob(f".{name}.*"):  # from a process that was killed while writing
+            leftover.unlink(missing_ok=True)
 
     @property
     def discovery(self) -> Path:
@@ -77,7 +156,7 @@ class RunFolder:
         return self.folder / DISCOVERY
 
     def files(self) -> list[str]:
-        """Return the names of the files that a fit wrote; an index of an earlier fit is not one of them."""
+        """Return the names of the files of the run."""
         return sorted(name for name in REPLACED if (self.folder / name).is_file())
 
     def has_config(self) -> bool:
@@ -90,6 +169,7 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """Return the configuration of the run; raise a ValueError if there is none or it is damaged."""
+        self.settle()
         path = self.folder / CONFIG
         if not path.exists():
             found = f"there is no {CONFIG} in it" if self.folder.is_dir() else "there is no such folder"

@@ -10,7 +10,7 @@ import numpy as np
 from combemb.data.labels import Labels
 from combemb.discovery.result import Discovery
 from combemb.learning.interface import Interface
-from combemb.learning.one_writer import one_writer
+from combemb.learning.replacing import publish
 from combemb.learning.run_folder import CONFIG, RunFolder
 from combemb.system.errors import require
 from combemb.system.machine import is_available
@@ -98,19 +98,35 @@ def was_fitted_with(folder: str | Path, labels: Labels) -> bool:
 
 
 def save(method: Interface, run: RunFolder, overwrite: bool) -> None:
-    """Write a run folder."""
+    """Write a run folder; names of classes are kept if the run in it has the same data."""
     run.check_free(overwrite, resume=False)
-    with one_writer(run.folder):
-        run.start(config_of(method, method.classes_))
-        run.write_broken(getattr(method, "broken_", {}))
+    with run.written():
+        run.check_free(overwrite, resume=False)
+        part = run.to_fill(overwrite, resume=False)
+        is_same = part is run or _has_path(run, method.path_)
+        part.start(config_of(method, method.classes_))
+        part.write_broken(getattr(method, "broken_", {}))
         images = method.image_input_
-        run.write_weights(method.state(), images.own_weights if images else None)
         if hasattr(method, "discovery_"):
-            method.discovery_.save(run.discovery)
+            method.discovery_.save(part.discovery)
+        part.write_weights(method.state(), images.own_weights if images else None)
+        publish(part, keeps_classes=is_same)
+
+
+def _has_path(run: RunFolder, path: str | None) -> bool:
+    """Return whether the data of a run were read from this path."""
+    try:
+        return path is not None and path == run.config()["path"]
+    except ValueError:  # damaged, or of another version
+        return False
 
 
 def load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
     """Return the fitted method of a run folder; an error names what was edited or damaged."""
+    return run.read_unchanged(lambda: _load(cls, run))
+
+
+def _load(cls: type[OwnMethod], run: RunFolder) -> OwnMethod:
     config, own = run.config(), method_name(cls)
     require(config["method"] == own, f"{run.folder} holds a run of {config['method']!r}, not of {own!r}")
     stored: dict[str, Any] = config["settings"]
@@ -154,7 +170,7 @@ def restore(method: Interface, run: RunFolder, config: dict[str, Any]) -> None:
         try:
             method.discovery_ = Discovery.load(run.discovery)
         except ValueError as error:  # the rest of the run can still be used
-            warnings.warn(str(error), stacklevel=5)
+            warnings.warn(str(error), stacklevel=8)
 
 
 def _plain(value: Any) -> Any:

@@ -5,8 +5,9 @@ import json
 import os
 import re
 import secrets
+import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -17,11 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from combemb.system.errors import require
+
 FULL = {errno.ENOSPC, errno.EDQUOT}
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 CHECKSUM = "crc32"  # its key in JSON
 METADATA_KEY = "combemb"  # of JSON in safetensors
-
+JOURNAL = ".replacing.json"  # in a folder some of whose files are just being replaced together
 
 _pending: ContextVar[list[tuple[Path, Path]] | None] = ContextVar("_pending", default=None)  # of `written_together`
 
@@ -33,6 +36,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], n_bytes: int |
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     pending = _pending.get()
+    token = _pending.set(None)  # a file that `write` itself writes atomically appears at once
     try:
         with writing(path, n_bytes):
             temporary.touch(exist_ok=False)
@@ -46,24 +50,101 @@ def write_atomically(path: Path, write: Callable[[Path], object], n_bytes: int |
             else:
                 pending.append((temporary, path))
     finally:
+        _pending.reset(token)
         if (temporary, path) not in (pending or []):
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def written_together() -> Iterator[None]:
-    """Let the files that are written in this block appear at its end, or, if it fails, none of them."""
+def written_together(folder: Path | None = None, removed: Iterable[str] = ()) -> Iterator[None]:
+    """Let the files that are written in this block appear at its end, or, if it fails, none of them.
+
+    If all of them are in one `folder`, this also holds for a process that is killed, once `finish_replacing` was called
+    for the folder. `removed` are names of files in it that disappear at the same time.
+    """
     files: list[tuple[Path, Path]] = []
     token = _pending.set(files)
     try:
-        yield
-        for temporary, path in files:
-            temporary.replace(path)
+        try:
+            yield
+        finally:
+            _pending.reset(token)
+        for _, path in files:  # what cannot be done must be known before the first is replaced
+            if path.is_dir():
+                raise IsADirectoryError(f"cannot write {path}: it is a directory; remove it, or use another name")
+        if folder is None:
+            for temporary, path in files:
+                temporary.replace(path)
+        elif files:
+            moved = {str(old.relative_to(folder)): str(new.relative_to(folder)) for old, new in files}
+            replace_together(folder, moved, removed)
     finally:
-        _pending.reset(token)
-        for temporary, _ in files:
-            temporary.unlink(missing_ok=True)
+        if folder is None or not (folder / JOURNAL).exists():
+            for temporary, _ in files:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+
+
+def replace_together(folder: Path, moved: dict[str, str], removed: Iterable[str] = (), emptied: str = "") -> None:
+    """Rename and remove files of a folder, all of them or none, whenever the process is killed.
+
+    What is to be done is written down first; from then on it is done, here or by `finish_replacing`.
+
+    Parameters
+    ----------
+    folder : Path
+    moved : dict
+        Old name -> new name, both relative to the folder. A file with the new name is replaced.
+    removed : iterable of str
+        Names of files to remove; none of them is a new name.
+    emptied : str
+        Name of a folder inside to remove with all that is left in it.
+    """
+    write_json(folder / JOURNAL, sealed({"moved": moved, "removed": list(removed), "emptied": emptied}))
+    sync_folder(folder)
+    finish_replacing(folder)
+
+
+def finish_replacing(folder: Path) -> None:
+    """Do the rest of a `replace_together` that was killed, if there is any; doing a part of it twice does no harm."""
+    journal = folder / JOURNAL
+    if not journal.exists():
+        return
+    with writing(journal):
+        planned = _planned(journal)
+        for name in planned["removed"]:
+            (folder / name).unlink(missing_ok=True)
+        for old, new in planned["moved"].items():
+            with suppress(FileNotFoundError):  # it was moved before the process was killed
+                (folder / old).replace(folder / new)
+        if planned["emptied"]:
+            shutil.rmtree(folder / planned["emptied"], ignore_errors=True)
+        sync_folder(folder)
+        journal.unlink(missing_ok=True)
+
+
+def _planned(journal: Path) -> dict[str, Any]:
+    """Return what a journal says; nothing outside its folder is ever touched, whoever wrote it."""
+    try:
+        planned = json.loads(journal.read_text())
+    except ValueError:
+        planned = None
+    require(is_sealed(planned), f"{journal} is damaged: its checksum is wrong; remove it, and make the results again")
+    names = [*planned["moved"], *planned["moved"].values(), *planned["removed"], planned["emptied"]]
+    is_inside = not any(Path(name).is_absolute() or ".." in Path(name).parts for name in names)
+    require(is_inside, f"{journal} names files outside its folder; remove it, and make the results again")
+    return unsealed(planned)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of the files in a folder are on the disk, where the system can do that."""
+    if hasattr(os, "O_DIRECTORY"):
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 @contextmanager

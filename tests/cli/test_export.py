@@ -10,6 +10,7 @@ import pytest
 from pyarrow import csv
 
 from combemb import methods
+from combemb.collection.exported import export
 from combemb.collection.indexed import Collection
 from combemb.search import from_lance, from_parquet
 from tests.commands import done, fitted, refused
@@ -95,3 +96,13 @@ def test_what_cannot_be_exported_is_refused(run: Path, plain_run: Path, tmp_path
     ):
         assert message in refused("export", *arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_faiss_file_and_its_table_are_replaced_both_or_not_at_all(run: Path, tmp_path: Path):
+    out, numbers = tmp_path / "codes.faiss", tmp_path / "codes.ids.csv"
+    out.write_text("old")
+    (numbers / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError, match="irectory"):
+        export(Collection.open(run), out, "faiss")
+    assert out.read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {out.name, numbers.name}

@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,13 @@ import numpy as np
 import pytest
 
 from combemb import methods
+from combemb.collection import changes
+from combemb.collection.changes import store
+from combemb.collection.classes import classes_of
+from combemb.learning.run_folder import NEW
 from combemb.system.files import sealed, unsealed
 from tests.commands import call, done, files, fitted, refused
+from tests.real_processes import command, ended, started
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +74,27 @@ def test_a_damaged_file_is_named(indexed: Path, items: Path, tmp_path: Path, nam
             assert result.stderr.startswith("error: ")
 
 
+@pytest.mark.parametrize("name", ["discovery.parquet", "classes.jsonl"])
+def test_every_changed_byte_of_what_classes_are_made_of_is_named_or_harmless(indexed: Path, tmp_path: Path, name: str):
+    run = shutil.copytree(indexed, tmp_path / "run")
+    store(run, changes.name(classes_of(run), "novel-1", "hawk"))
+    right, whole = classes_of(run), (run / name).read_bytes()
+    for place in range(0, len(whole), 11):
+        for bit in (1, 16):
+            (run / name).write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            try:
+                found = classes_of(run)
+            except ValueError as error:
+                assert str(run / name) in str(error)  # noqa: PT017 - an error is one of two right answers
+                continue
+            assert found.table.equals(right.table), place
+            assert found.changes == right.changes, place
+    (run / "discovery.parquet").write_bytes((indexed / "discovery.parquet").read_bytes()[:-9])
+    told = refused("classes", run)
+    assert f"cannot read {run / 'discovery.parquet'}: " in told
+    assert told.endswith(f"; discover again: combemb discover {run}\n")
+
+
 @pytest.mark.parametrize("value", [[], {}, "abc", None, -1, 1.5, True, [None], {"a": 1}])
 def test_any_edit_of_the_configuration_is_one_line(own_run: Path, items: Path, tmp_path: Path, value: object):
     config = json.loads((own_run / "run.json").read_text())
@@ -95,7 +123,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)  # the index is still mapped
 
 
-@pytest.mark.parametrize("verb", ["discover", "discover-page", "index", "fit"])
+@pytest.mark.parametrize("verb", ["discover", "discover-page", "index", "fit", "fit-again", "classes", "relocate"])
 def test_a_full_disk_is_one_line_and_all_is_as_before(indexed: Path, items: Path, small_disk: Path, verb: str):
     run = shutil.copytree(indexed, small_disk / "run")
     arguments = {
@@ -103,6 +131,9 @@ def test_a_full_disk_is_one_line_and_all_is_as_before(indexed: Path, items: Path
         "discover-page": ["discover", run, "--n-novel", "3", "--quiet"],
         "index": ["index", run, "--overwrite"],
         "fit": ["fit", items, "--out", small_disk / "new", "--method", "itq", "--bits", "12", "--quiet"],
+        "fit-again": ["fit", items, "--out", run, "--method", "itq", "--bits", "12", "--quiet", "--overwrite"],
+        "classes": ["classes", run, "name", "novel-1", "hawk"],
+        "relocate": ["relocate", run, "--to", small_disk, "--from", items.parent],
     }[verb]
     room = 0 if verb != "discover-page" else 30_000  # then some files have been written when the page fails
     filler = (small_disk / "filler").open("wb", buffering=0)
@@ -119,7 +150,7 @@ def test_a_full_disk_is_one_line_and_all_is_as_before(indexed: Path, items: Path
     assert not [path for path in small_disk.rglob(".*") if path.is_file()]
 
 
-@pytest.mark.parametrize("verb", ["discover", "index", "fit"])
+@pytest.mark.parametrize("verb", ["discover", "index", "fit", "fit-again", "classes"])
 def test_a_folder_that_cannot_be_written_is_one_line(indexed: Path, items: Path, small_disk: Path, verb: str):
     run = shutil.copytree(indexed, small_disk / "run")
     before = files(run)
@@ -129,6 +160,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(indexed: Path, items: Path,
             "discover": ["discover", run, "--no-page", "--quiet"],
             "index": ["index", run, "--overwrite"],
             "fit": ["fit", items, "--out", small_disk / "new", "--method", "itq", "--bits", "12", "--quiet"],
+            "fit-again": ["fit", items, "--out", run, "--method", "itq", "--bits", "12", "--quiet", "--overwrite"],
+            "classes": ["classes", run, "name", "novel-1", "hawk"],
         }[verb]
     )
     assert "cannot write " + str(small_disk) in told
@@ -141,7 +174,7 @@ def test_a_fit_lists_the_files_that_it_wrote(indexed: Path, items: Path, tmp_pat
     told = done("fit", items, "--out", run, "--method", "itq", "--bits", "12", "--overwrite").stdout
     listed = told.split(f"written to {run}: ")[1].splitlines()[0].split()
     assert listed == ["diagnosis.json,", "run.json,", "weights.safetensors"]
-    assert (run / "index.safetensors").exists(), "the index of the earlier fit is still refused with a hint"
+    assert sorted(files(run)) == [name.rstrip(",") for name in listed], "nothing of the earlier run is left"
 
 
 HOLD = """
@@ -177,3 +210,19 @@ def test_a_second_writer_is_told_who_writes_and_a_dead_one_does_not_block(own_ru
         assert {name: content for name, content in files(run).items() if not name.startswith(".")} == before
     done(*arguments)
     assert not [name for name in files(run) if name.startswith(".")]
+
+
+def test_ctrl_c_leaves_the_old_run_and_says_so(own_run: Path, items: Path, tmp_path: Path):
+    options = ["--out", own_run, "--set=epochs=100000", "--set=check=False", "--overwrite"]
+    writer = started(command, tmp_path / "printed", "fit", items, *options)
+    deadline = time.monotonic() + 60
+    while not (own_run / NEW / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert writer.pid is not None
+    os.kill(writer.pid, signal.SIGINT)
+    assert ended(writer) == 130
+    said = f"stopped; use --resume to continue from the last checkpoint; until it is done, {own_run} holds the run of "
+    assert said in (tmp_path / "printed").read_text()
+    assert methods.load(own_run).get_params()["bits"] == 12
+    done("discover", own_run, "--no-page")
+    done("predict", own_run, items)

@@ -151,15 +151,33 @@ def test_a_fit_on_an_array_forgets_the_path_of_an_earlier_one(items: Path, tmp_p
 
 
 def test_an_index_of_another_model_is_refused_even_with_an_equal_codebook(indexed: Path, items: Path):
+    stale = {name: (indexed / name).read_bytes() for name in FILES}
     ITQ(bits=16, seed=1).fit(items, folder=indexed, overwrite=True)
+    for name, content in stale.items():
+        (indexed / name).write_bytes(content)
     CodeIndex.load(indexed / "index.safetensors", codebook=methods.load(indexed).codebook)  # sees no difference
     with pytest.raises(ValueError, match="was made before the model was fitted again; index again: combemb index "):
         Collection.open(indexed)
 
 
-def test_fitting_the_same_model_again_keeps_its_index(indexed: Path, items: Path):
-    ITQ(bits=16).fit(items, folder=indexed, overwrite=True)
-    assert len(Collection.open(indexed)) == 60
+def test_fitting_again_removes_the_index_even_of_the_same_model(indexed: Path, items: Path):
+    ITQ(bits=16).fit(items, folder=indexed, overwrite=True)  # its labels may be others
+    with pytest.raises(ValueError, match="has no index yet; make one: combemb index "):
+        Collection.open(indexed)
+
+
+def test_a_collection_that_another_one_has_changed_is_not_written(indexed: Path, items: Path):
+    first, second = Collection.open(indexed), Collection.open(indexed)
+    first.remove(first.entries["id"][:1].to_pylist())
+    first.save()
+    first.save()
+    second.remove(second.entries["id"][:2].to_pylist())
+    with pytest.raises(ValueError, match="was changed since this collection was opened; open it and add again"):
+        second.save()
+    assert len(Collection.open(indexed)) == 59
+    ITQ(bits=16, seed=1).fit(items, folder=indexed, overwrite=True)
+    with pytest.raises(ValueError, match="was fitted again since this collection was opened"):
+        first.save()
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -204,7 +222,7 @@ def test_files_that_do_not_belong_together_are_noticed(indexed: Path):
 
 def test_an_index_that_cannot_be_written_leaves_the_old_one(indexed: Path):
     index = (indexed / "index.safetensors").read_bytes()
-    collection = Collection.open(indexed)
+    collection = Collection(indexed)
     collection.add(np.eye(16))
     (indexed / "entries.parquet").unlink()
     (indexed / "entries.parquet/in the way").mkdir(parents=True)

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from combemb.system.files import read_tensors, write_atomically, write_json, write_tensors
+from combemb.system.files import (
+    JOURNAL,
+    finish_replacing,
+    read_tensors,
+    sealed,
+    write_atomically,
+    write_json,
+    write_tensors,
+    written_together,
+)
+from tests.real_processes import ended, killed_at, started
 
 
 def names(folder: Path) -> set[str]:
@@ -78,3 +88,42 @@ def test_the_same_tensors_are_the_same_bytes(tmp_path):
     tensors, about = read_tensors(tmp_path / "0")
     assert tensors.keys() == {"a", "b"}
     assert about == {"first": "1", "second": "2"}
+
+
+def replace_three(folder: Path) -> None:
+    with written_together(folder, ["gone"]):
+        for name in ("a", "b", "c"):
+            write_atomically(folder / name, lambda temporary: temporary.write_text("new"))
+
+
+def test_files_that_are_written_together_are_all_old_or_all_new(tmp_path):
+    found = []
+    for number in range(20):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        for name in ("a", "b", "gone"):
+            (folder / name).write_text("old")
+        code = ended(started(killed_at, number, replace_three, folder))
+        finish_replacing(folder)
+        content = {path.name: path.read_text() for path in folder.iterdir() if not path.name.startswith(".")}
+        assert content in ({"a": "old", "b": "old", "gone": "old"}, {"a": "new", "b": "new", "c": "new"})
+        found.append(content["a"])
+        if code == 0:
+            break
+    assert found == sorted(found, reverse=True)
+    assert found.count("new") > 4
+    assert names(folder) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside"])
+def test_nothing_outside_a_folder_is_replaced_whoever_asks(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "outside").write_text("mine")
+    plan = {"moved": {name: "inside"}, "removed": [name], "emptied": name}
+    write_json(tmp_path / "folder" / JOURNAL, sealed(plan))
+    with pytest.raises(ValueError, match="names files outside its folder"):
+        finish_replacing(tmp_path / "folder")
+    write_json(tmp_path / "folder" / JOURNAL, {**sealed(plan), "removed": []})
+    with pytest.raises(ValueError, match=f"{JOURNAL} is damaged"):
+        finish_replacing(tmp_path / "folder")
+    assert (tmp_path / "outside").read_text() == "mine"
