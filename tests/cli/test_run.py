@@ -105,18 +105,34 @@ def test_the_page_that_is_made_later_is_the_same(first, whole: Path, photos: Pat
     assert pages[0] == pages[1]
 
 
-def test_a_run_that_is_killed_in_training_goes_on(items: Path, tmp_path: Path):
-    run, options = tmp_path / "run", (*SHORT, *UNCHECKED)
-    command = [sys.executable, "-m", "combemb", "run", str(items), "--out", str(run), *options]
+def killed_in_training(log: Path, *arguments: object) -> None:
+    """Run `combemb run` and kill it when the first epoch is in the log."""
+    command = [sys.executable, "-m", "combemb", "run", *map(str, arguments)]
     with subprocess.Popen(command, env=dict(os.environ), stderr=subprocess.DEVNULL) as child:
-        while not (run / "metrics.jsonl").exists():
+        while not log.exists():
             assert child.poll() is None
             time.sleep(0.001)
         child.send_signal(signal.SIGKILL)
+
+
+def test_a_run_that_is_killed_in_training_goes_on(items: Path, tmp_path: Path):
+    run, options = tmp_path / "run", (*SHORT, *UNCHECKED)
+    killed_in_training(run / "metrics.jsonl", items, "--out", run, *options)
     assert steps(items, "--out", run, *options)["page"] == "done"
     done("fit", items, "--out", tmp_path / "whole", *options)
     weights = [(path / "weights.safetensors").read_bytes() for path in (run, tmp_path / "whole")]
     assert weights[0] == weights[1]
+
+
+def test_an_update_that_is_killed_in_training_goes_on(items: Path, own_run: Path, tmp_path: Path):
+    options, log = ("--out", own_run, *SHORT, *UNCHECKED, "--update"), own_run / ".new" / "metrics.jsonl"
+    killed_in_training(log, items, *options)
+    assert "bits was 12, now it is 24" in refused(
+        "run", items, "--out", own_run, "--method", "itq", "--bits", "24", *QUICK[4:]
+    )
+    started = (log.parent / "run.json").stat().st_mtime_ns
+    assert set(steps(items, *options).values()) == {"done"}
+    assert times(own_run)["run.json"] == started  # a fit that starts again writes another one
 
 
 def test_changed_images_are_said_and_update_runs_all_steps(tmp_path: Path):
