@@ -10,7 +10,7 @@ MAX_PIECES, ITEMS_PER_PIECE = 250, 3
 MAX_DIRECTIONS = 64  # those in which classes differ most decide about merging
 MIN_ITEMS = 3  # of a cluster that counts as a class, unless all are smaller
 REFINEMENTS = 10  # steps of k-means after merging to a known number
-OUTLIER_SHARE = 0.1  # of the mean size of a cluster; smaller ones are outliers if the number of clusters is known
+OUTLIER_SHARE = 0.1  # of the mean size of a cluster, by default; smaller ones are outliers if the number is known
 
 
 class Pieces:
@@ -43,7 +43,7 @@ class Pieces:
             np.bincount(self.of_item) * 1.0,
         )
 
-    def merged(self, grain: float, n_clusters: int | None = None) -> np.ndarray:
+    def merged(self, grain: float, n_clusters: int | None = None, outlier_share: float = OUTLIER_SHARE) -> np.ndarray:
         """Return the cluster (n,) of each item, 0 to K-1.
 
         Parameters
@@ -54,6 +54,8 @@ class Pieces:
         n_clusters : int, optional
             Merge down to this number of clusters that are no mere outliers, instead of until no pair looks like one
             class.
+        outlier_share : float
+            Clusters below this share of the mean size are outliers then.
 
         Returns
         -------
@@ -70,7 +72,7 @@ class Pieces:
             score[i, i + 1 :] = score[i + 1 :, i] = scores(i, np.arange(i + 1, K))
         best = score.argmax(axis=1)
         alive, last = np.ones(K, bool), (group, means.copy(), sizes.copy())
-        n_large = max(MIN_ITEMS, OUTLIER_SHARE * sizes.sum() / (n_clusters or 1))
+        n_large = max(MIN_ITEMS, outlier_share * sizes.sum() / (n_clusters or 1))
         while alive.sum() > (n_clusters or 1):
             value = np.where(alive, score[np.arange(K), best], -np.inf)
             i = int(value.argmax())

@@ -8,7 +8,7 @@ from combemb.discovery.class_number import ClassNumber
 from combemb.discovery.gaussians import Mixture
 from combemb.discovery.hidden import Lesson
 from combemb.discovery.kmeans import TooManyClusters
-from combemb.discovery.merging import Pieces
+from combemb.discovery.merging import OUTLIER_SHARE, Pieces
 from combemb.discovery.points import class_means
 from combemb.discovery.refining import refined
 
@@ -20,6 +20,7 @@ MAX_THRESHOLD = 1.5  # log-odds; what is as clearly novel stays so, however many
 DEVIATIONS = 2.0  # of the interval, in standard errors of the logarithm of the number
 SIZE_NOISE = 0.06  # relative variance of the size of a cluster, even if all classes have the same size
 SPLIT_COST = 1.2  # log-odds against each further class in a cluster; over five times the usual size is one large class
+EVEN_OUTLIER_SHARE = 0.4  # as `OUTLIER_SHARE` of merging, if all seen classes have the same size
 MAX_RESCALED = 1.5  # factor between the novel items that there should be and those that were clustered
 
 
@@ -81,14 +82,16 @@ def find_novel(
         return Found(seen, number or ClassNumber(0, 0, max(high, 0)))
     rows = free[_called(y[free], log_odds, threshold, n_least)]
     pieces = Pieces(y[rows], seen.between, None if z is None else z[rows], max(n_least, 1), seed)
+    staying = free[log_odds <= threshold]
+    seen_sizes = seen.counts + np.bincount(seen.assign(y[staying])[0], minlength=seen.n_seen)
     if number is None:
         clusters = pieces.merged(lesson.grain)
-        staying = free[log_odds <= threshold]
-        seen_sizes = seen.counts + np.bincount(seen.assign(y[staying])[0], minlength=seen.n_seen)
         number = _number(np.bincount(clusters), seen_sizes, labels, lesson, is_none)
         n_most = len(np.unique(pieces.of_item))
         number = replace(number, n=min(number.n, n_most), low=min(number.low, n_most))
-    clusters = pieces.merged(lesson.grain, number.n)
+    varies = (seen_sizes / seen_sizes.mean()).var()
+    even = 0.0 if lesson.has_few_labels else 1 / (1 + varies / SIZE_NOISE)  # 1 if all seen classes have the same size
+    clusters = pieces.merged(lesson.grain, number.n, OUTLIER_SHARE + even * (EVEN_OUTLIER_SHARE - OUTLIER_SHARE))
     found = _joined(y[rows], clusters, seen)
     return Found(refined(found, y, labels) if lesson.has_few_labels else found, number)
 

@@ -250,6 +250,16 @@ def test_pieces_are_merged_to_the_clusters_that_are_there():
     assert len(set(Pieces(y, np.full(4, 20.0)).merged(2.0, 2))) == 2
 
 
+def test_outliers_are_no_class_if_classes_have_the_same_size():
+    rng = np.random.default_rng(0)
+    targets = np.repeat(np.arange(4), [100, 100, 100, 20])
+    means = np.array([[9, 0, 0, 0], [0, 9, 0, 0], [0, 9, 4, 0], [0, 0, 0, 30]])
+    pieces = Pieces(means[targets] + rng.normal(size=(len(targets), 4)), np.full(4, 30.0))
+    sizes = [sorted(np.bincount(pieces.merged(1.0, 3, share))) for share in (0.1, 0.4)]
+    assert sizes[0][0] <= 25  # the outliers are a class, and two near classes are one
+    assert sizes[1][0] >= 90
+
+
 @IGNORED
 def test_seen_items_stay_where_one_novel_class_outnumbers_them():
     x, targets, labels = mixture([40, 20, 30, 24, 16, 500], 5, distance=6.0)
