@@ -5,7 +5,21 @@ from typing import Annotated
 
 import typer
 
-from combemb.cli import cache, classes, demo, discover, doctor, embed, export, fit, index, predict, search, settings
+from combemb.cli import (
+    cache,
+    classes,
+    demo,
+    discover,
+    doctor,
+    embed,
+    export,
+    fit,
+    index,
+    methods,
+    predict,
+    search,
+    settings,
+)
 from combemb.system.version import __version__
 
 app = typer.Typer(
@@ -17,7 +31,7 @@ data_verbs = (
     *(fit.fit, embed.embed, embed.encode, index.index, search.search),
     *(discover.discover, classes.classes, predict.predict, export.export),
 )
-for verb in (*data_verbs, settings.settings, demo.demo, cache.cache, doctor.doctor):
+for verb in (*data_verbs, methods.methods, settings.settings, demo.demo, cache.cache, doctor.doctor):
     app.command()(verb)
 
 

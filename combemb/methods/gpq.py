@@ -92,6 +92,7 @@ class GPQ(DeepMethod, CodeMethod):
     """
 
     paper: ClassVar[str] = "Generalized Product Quantization Network for Semi-supervised Image Retrieval, CVPR 2020"
+    departs: ClassVar[str] = "codes use the words of the losses, where the release searches with their parameters"
     needs_other_gradient: ClassVar[bool] = False  # every item has one view
 
     bits: int = setting(48, "length of a code, 4 for each of the M books", at_least=4)

@@ -11,7 +11,20 @@ from tests.commands import done
 
 HEAVY = ("torch", "numpy", "pyarrow", "sklearn", "scipy", "faiss", "matplotlib", "plotly", "openTSNE", "PIL", "kornia")
 PRINT_HEAVY = f"print([name for name in {HEAVY} if name in sys.modules])"
-VERBS = ["fit", "embed", "encode", "index", "search", "discover", "export", "settings", "demo", "cache", "doctor"]
+VERBS = [
+    "fit",
+    "embed",
+    "encode",
+    "index",
+    "search",
+    "discover",
+    "export",
+    "methods",
+    "settings",
+    "demo",
+    "cache",
+    "doctor",
+]
 
 
 def in_child(code: str, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
