@@ -323,8 +323,14 @@ def test_features_of_a_stage_are_its_maps_averaged_over_the_positions(name):
         assert all(torch.equal(tensor, state[key]) for key, tensor in ended.state_dict().items())
 
 
+def test_a_pretrained_backbone_that_ends_earlier_keeps_its_weights():
+    whole, ended = shared("efficientnet_lite0"), build("efficientnet_lite0:stage3")
+    assert ended.has_weights
+    assert ended.stages
+    assert all(torch.equal(tensor, whole.state_dict()[key]) for key, tensor in ended.state_dict().items())
+
+
 def test_the_last_stage_is_the_whole_backbone():
-    torch.manual_seed(0)
     whole, images = shared("vgg"), pixels(32)
     ended = deepcopy(whole)
     ended.end_at("block4")

@@ -376,8 +376,9 @@ def test_features_of_a_stage_are_cached_stored_and_told_apart_from_others(make, 
     side = PIXELS.shape[1]
     names = ["resnet18:layer2", "resnet18:layer3"]
     models = [make(backbone=name, image_size=side).fit(PIXELS, LABELS) for name in names]
-    folders = sorted(path.name.rsplit("-", 1)[0] for path in (own_cache / "features").iterdir())
-    assert folders == [f"resnet18-layer2-{side}px", f"resnet18-layer3-{side}px"]
+    folders = sorted(path.name.rsplit("-", 1) for path in (own_cache / "features").iterdir())
+    assert [name for name, _ in folders] == [f"resnet18-layer2-{side}px", f"resnet18-layer3-{side}px"]
+    assert len({digest for _, digest in folders}) == 2
     whole = build("resnet18", width=4, weights=models[0].backbone_weights).eval()
     for model, stage in zip(models, ("layer2", "layer3"), strict=True):
         with torch.no_grad():
