@@ -17,7 +17,8 @@ from combemb.system.errors import reading, require
 class Backbone(nn.Module):
     """A network from pixels (B, 3, H, W), RGB in 0..255, to features (B, F), in named stages.
 
-    A method may freeze all of it, train only the last stage, or read the maps after any stage.
+    A method may freeze all of it, train only the last stage, or read the maps after any stage. `end_at` drops the last
+    stages.
 
     Attributes
     ----------
@@ -45,6 +46,7 @@ class Backbone(nn.Module):
         self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)  # in units of a pixel
         self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
         self.stages = nn.ModuleDict()
+        self._dropped: tuple[str, ...] = ()  # how the names of weights start that belong to dropped stages
 
     @property
     def stage_names(self) -> list[str]:
@@ -60,9 +62,23 @@ class Backbone(nn.Module):
 
     def maps(self, pixels: Tensor, stage: str) -> Tensor:
         """Return the output of a stage, such as spatial features (B, C, h, w)."""
+        return self._after(pixels, self._place(stage) + 1)
+
+    def end_at(self, stage: str) -> None:
+        """Drop the stages after this one, whose pooled output becomes the features."""
+        later = self.stage_names[self._place(stage) + 1 :]
+        for name in later:
+            del self.stages[name]
+        self._dropped += tuple(f"stages.{name}." for name in later)
+        self.name, self.settings = f"{self.name}:{stage}", f"{self.settings}:{stage}"
+        mode = self.training
+        self.n_features = self.eval().n_outputs(self.min_size, self, self.mean.device)
+        self.train(mode)
+
+    def _place(self, stage: str) -> int:
         choices = ", ".join(self.stage_names)
         require(stage in self.stages, f"{self.name} has no stage {stage!r}; choose one of {choices}")
-        return self._after(pixels, self.stage_names.index(stage) + 1)
+        return self.stage_names.index(stage)
 
     def before_last(self, pixels: Tensor) -> Tensor:
         """Return the input of the last stage; `last(before_last(pixels))` is `forward(pixels)`."""
@@ -114,10 +130,11 @@ class Backbone(nn.Module):
         """Load the pretrained weights, if it has any."""
 
     def load_weights(self, path: str | Path) -> None:
-        """Load a .safetensors file of a state dict, which must fit exactly."""
+        """Load a .safetensors file of a state dict, which must fit exactly, but may also have the dropped stages."""
         hint = "give a .safetensors file of a state dict"
         with reading(path, Exception, hint=hint):  # safetensors has its own error for a damaged file
-            found = load_file(path)
+            found = self.renamed(load_file(path))
+        found = {key: tensor for key, tensor in found.items() if not key.startswith(self._dropped)}
         wanted = self.state_dict()
         shared = wanted.keys() & found.keys()
         shapes = {key: (tuple(found[key].shape), tuple(wanted[key].shape)) for key in shared}
@@ -125,8 +142,13 @@ class Backbone(nn.Module):
         problems = {"missing": wanted.keys() - shared, "unknown": found.keys() - shared, "of another shape": other}
         texts = [f"{len(keys)} {kind} ({first_of(keys)})" for kind, keys in problems.items() if keys]
         found_problems = f"{path} does not fit {self.name} (F={self.n_features}): {'; '.join(texts)}"
-        require(not texts, f"{found_problems}; give the file of a backbone with the same name and width")
+        to_do = "give the file of a backbone with the same name and width, or its last stage, as in alexnet:conv5"
+        require(not texts, f"{found_problems}; {to_do}")
         self.load_state_dict(found)
+
+    def renamed(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights from a file by the names that they have here."""
+        return weights
 
     def _initialise(self) -> None:
         """Initialise weights so that ReLUs keep the variance (He et al., ICCV 2015), and biases with zero."""

@@ -35,5 +35,7 @@ class VGG(Backbone):
         self._initialise()
 
     def last(self, x: Tensor) -> Tensor:
-        """Block 3 (B, 256, h, w) -> (B, 768)."""
+        """Block 3 (B, 256, h, w) -> (B, 768), or the usual if the network ends earlier."""
+        if "block4" not in self.stages:
+            return super().last(x)
         return torch.cat([self.pool(self.stages["block4"](x)), self.pool(x)], dim=1)

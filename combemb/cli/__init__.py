@@ -16,6 +16,7 @@ from combemb.cli import (
     export,
     fit,
     index,
+    methods,
     predict,
     relocate,
     run,
@@ -47,7 +48,7 @@ data_verbs = (
     *(run.run, fit.fit, embed.embed, embed.encode, index.index, search.search),
     *(discover.discover, classes.classes, predict.predict, export.export, relocate.relocate),
 )
-for verb in (*data_verbs, settings.settings, demo.demo, cache.cache, doctor.doctor):
+for verb in (*data_verbs, methods.methods, settings.settings, demo.demo, cache.cache, doctor.doctor):
     app.command()(guarded(verb))
 
 

@@ -7,7 +7,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from combemb.cli.console import err, out, running
+from combemb.cli.console import out, running
+from combemb.cli.methods import show
 
 
 def settings(
@@ -18,11 +19,7 @@ def settings(
 
     with running():
         if method is None:
-            for name in methods.names():
-                try:
-                    out.print(f"{name:10} {getattr(methods.get(name), 'paper', '')}")
-                except ValueError as error:  # a package that cannot be imported does not hide the others
-                    err.print(escape(str(error)), soft_wrap=True)
+            show()
             return
         table = Table("setting", "default", "description", box=None, pad_edge=False)
         for field in dataclasses.fields(methods.get(method)):

@@ -1,7 +1,7 @@
 """Methods whose embeddings become codes."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -22,6 +22,12 @@ class CodeMethod(Method):
     @abstractmethod
     def codebook(self) -> Codebook:
         """The codebook, which encodes embeddings and decodes and scores codes."""
+
+    @classmethod
+    def query_side(cls) -> str:
+        """Say how queries are compared with codes; a method with the setting `asymmetric` is a binary one."""
+        is_binary = any(field.name == "asymmetric" for field in fields(cls))
+        return "Hamming, or `asymmetric`" if is_binary else "asymmetric tables"
 
     def encode(self, x: Any, *, progress: bool | None = None) -> Tensor:
         """Encode the clean view of every item.

@@ -39,6 +39,7 @@ class Interface(ImageSettings, Settings, FittedState, ABC):
     """What `fit`, `save` and `load` need from a method; `Method` has what users call."""
 
     paper: ClassVar[str]
+    departs: ClassVar[str] = "see its docstring"  # where it departs from the paper, for the table of methods
     trial_settings: ClassVar[dict[str, Any]] = {}  # for `combemb.testing`, if its own small values do not suit
     uses_unlabelled: ClassVar[bool] = True  # False: `fit` ignores unlabelled items
     activity = "training"  # what the progress of a fit is called; a copy may have another one
@@ -108,6 +109,21 @@ class Interface(ImageSettings, Settings, FittedState, ABC):
     def codebook(self) -> Codebook | None:
         """The codebook of a `CodeMethod`; None for other methods."""
         return None
+
+    # For the table of methods
+
+    @classmethod
+    def supervision(cls) -> str:
+        """Say what it learns from; a method that requires no labels in `check_labels` uses none."""
+        if not cls.uses_unlabelled:
+            return "supervised"
+        uses_labels = cls.check_labels is not Interface.check_labels
+        return "supervised with unlabelled data" if uses_labels else "unsupervised"
+
+    @classmethod
+    def query_side(cls) -> str:
+        """Say how queries are compared with codes."""
+        return "no codes"
 
     # For use in methods
 

@@ -54,6 +54,9 @@ class CombEmb(DeepMethod, CodeMethod):
 
     needs_other_gradient: ClassVar[bool] = False  # Eq. 7 stops the gradient
     paper: ClassVar[str] = "Open-Set Representation Learning through Combinatorial Embedding, CVPR 2023"
+    departs: ClassVar[str] = (
+        "positives by rank and by features, labelled anchors, a sharper Eq. 6; not in `as_published`"
+    )
 
     bits: int = setting(48, "length of a code, a multiple of log2(n_meta_classes)", at_least=1)
     n_meta_classes: int | None = setting(

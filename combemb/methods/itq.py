@@ -25,11 +25,15 @@ class ITQ(CodeMethod):
     """
 
     paper: ClassVar[str] = "Iterative Quantization: A Procrustean Approach to Learning Binary Codes, TPAMI 2013"
+    departs: ClassVar[str] = "items are scaled to unit length first"
 
     n_views: int = setting(1, "views per image stored as features; this method uses only the clean image", above=0)
     bits: int = setting(48, "length of a code, at most the number of features", at_least=1)
     unit_length: bool = setting(True, "whether items are scaled to unit length; ours, better on all tuning splits")
     iterations: int = setting(50, "alternations of signs and rotation; the paper's", at_least=0)
+    asymmetric: bool = setting(
+        False, "whether z of a query scores the codes, instead of its signs (Hamming distance), which is the paper's"
+    )
 
     def check_features(self, n_items: int, n_features: int) -> None:
         """Require at least as many features and items as bits."""
@@ -62,7 +66,7 @@ class ITQ(CodeMethod):
     @property
     def codebook(self) -> ProductCodebook:
         """One bit per set: the words are -1 and +1."""
-        return binary_codebook(self.bits)
+        return binary_codebook(self.bits, asymmetric=self.asymmetric)
 
     @property
     def n_inputs(self) -> int:

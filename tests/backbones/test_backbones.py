@@ -1,5 +1,6 @@
 """The built-in backbones: shapes of every stage, what is trained, sizes in closed form, weights from files."""
 
+from copy import deepcopy
 from functools import cache
 from itertools import pairwise
 
@@ -46,7 +47,7 @@ every_backbone = pytest.mark.parametrize("name", names())
 
 def make(name: str, seed: int = 0) -> Backbone:
     torch.manual_seed(seed)
-    return build(name, width=WIDTH if name == "resnet18" else 64)
+    return build(name, width=WIDTH if name.startswith("resnet18") else 64)
 
 
 @cache
@@ -130,7 +131,7 @@ def test_pixels_may_be_bytes_or_floats(name):
         assert torch.equal(backbone(images), backbone(images.float()))
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet18", "vgg"])
+@pytest.mark.parametrize("name", ["resnet18", "vgg"])
 def test_pixels_become_numbers_between_minus_one_and_one(name):
     ends = torch.tensor([0.0, 255.0])[:, None, None, None].expand(2, 3, 64, 64)
     assert shared(name).normalised(ends).flatten(1).unique(dim=1).tolist() == [[-1], [1]]
@@ -299,3 +300,103 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     for file in ("broken.safetensors", "missing.safetensors"):
         with pytest.raises(ValueError, match=f"cannot read .*{file}.*give a .safetensors file"):
             build("vgg", weights=str(tmp_path / file))
+
+
+# A backbone that ends at an earlier stage
+
+
+@every_backbone
+def test_features_of_a_stage_are_its_maps_averaged_over_the_positions(name):
+    whole = shared(name)
+    images, state = pixels(70, 67), whole.state_dict()
+    for stage in whole.stage_names[:-1]:
+        ended = deepcopy(whole)
+        ended.end_at(stage)
+        with torch.no_grad():
+            maps = whole.maps(images, stage)
+            assert torch.equal(ended(images), maps.mean(dim=(2, 3)))
+            assert (ended.for_inference()(images) - ended(images)).norm() < 1e-4 * ended(images).norm()
+        assert ended.n_features == maps.shape[1]
+        assert ended.name == f"{name}:{stage}"
+        assert ended.stage_names == whole.stage_names[: whole.stage_names.index(stage) + 1]
+        assert not ended.training
+        assert all(torch.equal(tensor, state[key]) for key, tensor in ended.state_dict().items())
+
+
+def test_a_pretrained_backbone_that_ends_earlier_keeps_its_weights():
+    whole, ended = shared("efficientnet_lite0"), build("efficientnet_lite0:stage3")
+    assert ended.has_weights
+    assert ended.stages
+    assert all(torch.equal(tensor, whole.state_dict()[key]) for key, tensor in ended.state_dict().items())
+
+
+def test_the_last_stage_is_the_whole_backbone():
+    whole, images = shared("vgg"), pixels(32)
+    ended = deepcopy(whole)
+    ended.end_at("block4")
+    assert torch.equal(ended(images), whole(images))
+    assert ended.n_features == whole.n_features
+
+
+def test_counting_the_features_of_a_stage_leaves_mode_and_statistics_as_they_were():
+    backbone = make("resnet18:layer2")
+    assert all(module.training for module in backbone.modules())
+    norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms
+    assert all(norm.num_batches_tracked == 0 for norm in norms)
+
+
+@pytest.mark.parametrize("stage", ["conv6", "", "conv5:conv4"])
+def test_an_unknown_stage_in_a_name_lists_the_choices(stage):
+    with pytest.raises(ValueError, match=f"alexnet has no stage '{stage}'; choose one of conv1, .*, conv5, fc$"):
+        build(f"alexnet:{stage}")
+
+
+def test_an_unknown_backbone_with_a_stage_lists_the_backbones():
+    with pytest.raises(ValueError, match=r"unknown backbone 'alexnets:conv5'; choose one of alexnet, .*"):
+        build("alexnets:conv5")
+
+
+def test_weights_of_the_whole_or_of_the_first_stages_fit_a_backbone_that_ends_there(tmp_path):
+    whole, images = shared("resnet18"), pixels(32)
+    state = {key: tensor.contiguous() for key, tensor in whole.state_dict().items()}
+    first = {key: tensor for key, tensor in state.items() if not key.startswith(("stages.layer3", "stages.layer4"))}
+    with torch.no_grad():
+        expected = whole.maps(images, "layer2").mean(dim=(2, 3))
+        for name, weights in (("whole", state), ("first", first)):
+            save_file(weights, tmp_path / name)
+            ended = build("resnet18:layer2", width=WIDTH, weights=str(tmp_path / name)).eval()
+            assert torch.equal(ended(images), expected)
+    with pytest.raises(ValueError, match=r"30 missing .* or its last stage, as in alexnet:conv5"):
+        build("resnet18:layer3", width=WIDTH, weights=str(tmp_path / "first"))
+
+
+class Torchvision(nn.Module):
+    """AlexNet as torchvision has it, written from its published layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        relu, pool = nn.ReLU(), nn.MaxPool2d(3, 2)
+        first = (nn.Conv2d(3, 64, 11, 4, 2), relu, pool, nn.Conv2d(64, 192, 5, padding=2), relu, pool)
+        last = (nn.Conv2d(192, 384, 3, padding=1), relu, nn.Conv2d(384, 256, 3, padding=1), relu)
+        self.features = nn.Sequential(*first, *last, nn.Conv2d(256, 256, 3, padding=1), relu, pool)
+        dense = (nn.Dropout(), nn.Linear(9216, 4096), relu, nn.Dropout(), nn.Linear(4096, 4096), relu)
+        self.classifier = nn.Sequential(*dense, nn.Linear(4096, 1000))
+
+
+def test_weights_with_torchvisions_names_and_scale_of_pixels(tmp_path):
+    torch.manual_seed(0)
+    theirs, images = Torchvision().eval(), pixels(224, n=1)
+    save_file(theirs.state_dict(), tmp_path / "whole")
+    save_file({f"features.{key}": value for key, value in theirs.features.state_dict().items()}, tmp_path / "convs")
+    mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    with torch.no_grad():
+        maps = theirs.features((images / 255 - mean) / std)
+        ours = build("alexnet", weights=str(tmp_path / "whole")).eval()
+        torch.testing.assert_close(ours(images), theirs.classifier[:6](maps.flatten(1)), rtol=1e-4, atol=1e-5)
+        for file in ("whole", "convs"):
+            ours = build("alexnet:conv5", weights=str(tmp_path / file)).eval()
+            torch.testing.assert_close(ours(images), maps.mean(dim=(2, 3)), rtol=1e-4, atol=1e-5)
+            assert ours.n_features == 256
+    with pytest.raises(ValueError, match=r"4 missing \(stages.fc.2.bias"):
+        build("alexnet", weights=str(tmp_path / "convs"))

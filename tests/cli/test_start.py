@@ -20,6 +20,7 @@ VERBS = [
     "search",
     "discover",
     "export",
+    "methods",
     "settings",
     "demo",
     "cache",

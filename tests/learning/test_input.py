@@ -352,6 +352,7 @@ def test_the_number_of_threads_is_left_as_it_was(make, own_cache):
         ({**PRETRAINED, "backbone": "nope"}, "unknown backbone 'nope'; choose one of alexnet, efficientnet_lite0"),
         ({"backbone": None}, "backbone=None must be text"),
         ({**PRETRAINED, "backbone_width": 32}, "width=32 is for resnet18 only"),
+        ({"backbone": "resnet18:layer5"}, "resnet18 has no stage 'layer5'; choose one of stem, layer1, layer2, lay"),
         ({"backbone_weights": "missing.safetensors"}, "cannot read missing.safetensors"),
         ({"device": "abacus"}, "device='abacus' must be one of auto, cuda, mps, cpu"),
     ],
@@ -367,3 +368,38 @@ def test_a_device_that_is_not_there_is_refused(make):
     absent = "mps" if torch.cuda.is_available() else "cuda"  # no machine has both
     with pytest.raises(ValueError, match=f"device='{absent}' is not available on this machine; use auto"):
         make(device=absent).fit(PIXELS, LABELS)
+
+
+# Features of an earlier stage
+
+
+def test_features_of_a_stage_are_cached_stored_and_told_apart_from_others(make, own_cache, tmp_path):
+    side = PIXELS.shape[1]
+    names = ["resnet18:layer2", "resnet18:layer3"]
+    models = [make(backbone=name, image_size=side).fit(PIXELS, LABELS) for name in names]
+    folders = sorted(path.name.rsplit("-", 1) for path in (own_cache / "features").iterdir())
+    assert [name for name, _ in folders] == [f"resnet18-layer2-{side}px", f"resnet18-layer3-{side}px"]
+    assert len({digest for _, digest in folders}) == 2
+    whole = build("resnet18", width=4, weights=models[0].backbone_weights).eval()
+    for model, stage in zip(models, ("layer2", "layer3"), strict=True):
+        with torch.no_grad():
+            maps = whole.maps(torch.from_numpy(PIXELS[:2]).permute(0, 3, 1, 2), stage)
+        features = torch.from_numpy(np.array(model.read(PIXELS).items.x[:2, 0], np.float32))
+        torch.testing.assert_close(features, maps.mean(dim=(2, 3)), rtol=2e-3, atol=2e-3)
+        assert model.n_inputs == maps.shape[1]
+        model.save(tmp_path / stage)
+        assert torch.equal(methods.load(tmp_path / stage).embed(PIXELS), model.embed(PIXELS))
+
+
+def test_stages_without_weights_of_their_own_still_differ_in_the_digest(make):
+    """With finetune='all' a run folder has the weights, and the digest only what else decides."""
+    digests = {
+        make(backbone=name, **TRAINED).image_input().digest for name in ("resnet18", "resnet18:layer3", "resnet18:stem")
+    }
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize("finetune", ["last", "all"])
+def test_a_backbone_that_ends_earlier_can_be_trained(make, finetune, tmp_path):
+    model = make(backbone="resnet18:layer2", finetune=finetune, epochs=1).fit(PIXELS, LABELS, folder=tmp_path / "run")
+    assert torch.equal(methods.load(tmp_path / "run").embed(PIXELS), model.embed(PIXELS))

@@ -19,7 +19,7 @@ def similarity_loss(z: Tensor, pi: Tensor, positives: Tensor, temperature: float
 
     L = -1/|P| sum_{+ in P} log(exp(z . pi_+ / T) / sum_j exp(z . pi_j / T)), mean over the anchors.
     z (A, D) anchors and pi (B, D), both of unit length; positives (A, B) bool, or weights. An anchor without positives
-    adds 0.
+    adds 0. For sub-vectors of unit length side by side and T = 1 this is the N-pair-PQ loss of GPQ.
     """
     share = positives.to(z.dtype)
     share = share / share.sum(dim=1, keepdim=True).clamp_(min=1e-12)
