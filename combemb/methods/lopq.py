@@ -47,7 +47,7 @@ class LOPQ(LinearCodes):
     n_words: int = setting(16, "words K of each set; ours, the paper has 256", choices=WORD_COUNTS)
     local_words: bool = setting(True, "whether each cell has words of its own, as in the paper, or shares them")
     n_components: int = setting(
-        128, "most principal components to quantise, rounded down to a multiple of the sets; ours", at_least=2
+        64, "most principal components to quantise, rounded down to a multiple of the sets; ours", at_least=2
     )
 
     def check_settings(self) -> None:

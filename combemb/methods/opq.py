@@ -48,11 +48,10 @@ class OPQ(LinearCodes):
         """Require whole sets of words, at least one component for each."""
         super().check_settings()
         per_set = int(self.n_words).bit_length() - 1
-        fewer = self.bits // per_set * per_set or per_set
         require(
             self.bits % per_set == 0,
             f"bits={self.bits} is no multiple of the {per_set} bits of a set with n_words={self.n_words}; "
-            f"use {fewer} or {self.bits // per_set * per_set + per_set} bits, or other n_words",
+            f"use {-(-self.bits // per_set) * per_set} bits or other n_words",
         )
         require(
             self.n_sets <= self.n_components,
