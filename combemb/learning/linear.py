@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from combemb.data.given import Loaded
-from combemb.data.items import Items, chunks
+from combemb.data.items import chunks
 from combemb.learning.codes import CodeMethod
 from combemb.learning.settings import setting
 from combemb.system.arrays import unit_rows
@@ -28,12 +28,13 @@ class LinearCodes(CodeMethod, LinearState):
     fitted: ClassVar[tuple[str, ...]] = ("mean", "rotation")  # attributes without their last `_`
 
     n_views: int = setting(1, "views per image stored as features; this method uses only the clean image", above=0)
-    unit_length: bool = setting(True, "whether items are scaled to unit length; ours, better on all tuning splits")
+    unit_length: bool = setting(
+        True, "whether items are scaled to unit length; ours, better on the tuning splits of images"
+    )
 
     def scaled(self, data: Loaded, title: str = "", progress: bool | None = False) -> Iterator[Tensor]:
         """Yield the clean view of all items in chunks, scaled to unit length if asked for."""
-        items: Items = data.items
-        return map(self._scaled, chunks(items, title, progress))
+        return map(self._scaled, chunks(data.items, title, progress))
 
     def projected(self, data: Loaded, mean: Tensor, components: Tensor) -> Tensor:
         """Return all items, centred and projected: mean (F,), components (F, D) -> (N, D) float32."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from combemb.data.given import Loaded
 from combemb.learning.linear import LinearCodes
-from combemb.learning.objectives.rotations import balanced_order, principal_components
+from combemb.learning.objectives.rotations import balanced_components
 from combemb.learning.objectives.words import fit_words
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
@@ -30,9 +30,11 @@ class LOPQ(LinearCodes):
     bits = 2 log2(V) + 2 m log2(K). Queries stay real: a score is -||q - q(x)||^2, added from tables of the words of
     each cell; all cells are searched. Labels are not used.
 
-    The words of a cell are its own, as in the paper; they start from words of all cells of a half and stay there in
-    small cells. The authors' later release shares words: `local_words=False`. A cell with fewer items than dimensions
-    is not rotated, as in the release.
+    Rotation and words belong to a cell, as in the paper, which quantises cells individually; its public release shares
+    words between cells (`local_words=False`), which is less accurate. Words of a cell start from words of all cells of
+    its half, and stay there in small cells. A cell with fewer items than dimensions is not rotated, as in the release.
+    Cells count as bits, since a code is stored without inverted lists. The projection is to balanced principal
+    components, a multiple of the sets of words.
     """
 
     paper: ClassVar[str] = "Locally Optimized Product Quantization for Approximate Nearest Neighbor Search, CVPR 2014"
@@ -79,10 +81,8 @@ class LOPQ(LinearCodes):
         require(n_items >= most, f"{n_items} items for {most} words or cells; use fewer of them or more items")
 
     def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
-        M = 2 * self.shape()[1]
-        mean, components, variances = principal_components(self.scaled(data, "projecting", progress))
-        D = min(int(self.n_components), len(mean)) // M * M
-        components = components[:, balanced_order(variances[:D], M)]  # (F, D)
+        items = self.scaled(data, "projecting", progress)
+        mean, components = balanced_components(items, 2 * self.shape()[1], int(self.n_components))
         halves = self.projected(data, mean, components).unflatten(1, (2, -1))  # (N, 2, h)
         fitted = [self._fit_half(halves[:, half].contiguous()) for half in (0, 1)]
         self.centres_, self.origins_, self.rotations_, self.words_ = map(torch.stack, zip(*fitted, strict=True))
@@ -120,5 +120,4 @@ def _local_rotation(residuals: Tensor, n_sets: int) -> Tensor:
     """Return the balanced principal components (h, h) of residuals (n, h); the identity if they are too few."""
     if len(residuals) < residuals.shape[1]:
         return torch.eye(residuals.shape[1])
-    _, components, variances = principal_components([residuals])
-    return components[:, balanced_order(variances, n_sets)].float()
+    return balanced_components([residuals], n_sets, residuals.shape[1])[1].float()

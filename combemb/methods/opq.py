@@ -8,7 +8,7 @@ from torch import Tensor
 
 from combemb.data.given import Loaded
 from combemb.learning.linear import LinearCodes
-from combemb.learning.objectives.rotations import balanced_order, nearest_rotation, principal_components
+from combemb.learning.objectives.rotations import balanced_components, nearest_rotation
 from combemb.learning.objectives.words import fit_words
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
@@ -27,8 +27,8 @@ class OPQ(LinearCodes):
     allocated to the M sub-spaces so that the products of their variances are balanced. Queries stay real: a score is
     -||q R - y||^2, added from tables of the words. Labels are not used.
 
-    X are the leading principal components, a multiple of M. The paper leaves open what to do if M does not divide the
-    number of features. Each alternation makes one iteration of k-means, from the words before it.
+    X are at most `n_components` leading principal components, a multiple of M: ours, since M need not divide the number
+    of features. Each alternation makes one iteration of k-means, from the words before it.
     """
 
     paper: ClassVar[str] = "Optimized Product Quantization for Approximate Nearest Neighbor Search, CVPR 2013"
@@ -72,11 +72,9 @@ class OPQ(LinearCodes):
         require(n_items >= self.n_words, f"n_words={self.n_words} for {n_items} items; use fewer words or more items")
 
     def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
-        M = self.n_sets
-        mean, components, variances = principal_components(self.scaled(data, "projecting", progress))
-        D = min(int(self.n_components), len(mean)) // M * M
-        components = components[:, balanced_order(variances[:D], M)]  # (F, D)
-        x = self.projected(data, mean, components)
+        M, items = self.n_sets, self.scaled(data, "projecting", progress)
+        mean, components = balanced_components(items, M, int(self.n_components))
+        x = self.projected(data, mean, components)  # (N, D)
         words, codes = fit_words(x.unflatten(1, (M, -1)), int(self.n_words), seed=int(self.seed))
         with Display("rotating", int(self.iterations), "iterations", progress) as display:
             rotation, self.words_, self.losses_ = alternate(x, words, codes, int(self.iterations), display)

@@ -122,6 +122,15 @@ def test_small_cells_keep_shared_words_and_their_axes():
             assert is_identity == (sizes[v] < 6)
 
 
+def test_cells_with_few_items_per_word_keep_shared_words():
+    x = oriented(180)
+    model = fitted(x, bits=12)
+    sizes = [torch.bincount(cells) for cells in halves_and_cells(model, x)[1]]
+    for half in (0, 1):
+        assert 16 < sizes[half].max() < ITEMS_PER_WORD * 16
+        assert (model.words_[half] == model.words_[half, 0]).all()
+
+
 @pytest.mark.parametrize("bits", [24, 48])
 def test_clusters_of_different_directions_are_quantised_better_than_by_opq(bits):
     items = oriented(2000, D=24)

@@ -78,6 +78,16 @@ def test_scores_and_codes_do_not_depend_on_the_rest_of_a_call(monkeypatch):
     assert book.scores(z[:2], codes[:0]).shape == (2, 0)
 
 
+def test_scores_of_long_vectors_do_not_depend_on_other_queries():
+    rng = np.random.default_rng(0)  # matrix products round differently for one row and for many
+    centres, rotations = rng.normal(size=(2, 2, 48)), np.linalg.qr(rng.normal(size=(2, 2, 48, 48)))[0]
+    book = LocalCodebook(centres, centres, rotations, rng.normal(size=(2, 2, 4, 4, 12)))
+    z = rng.normal(size=(90, 96))
+    codes = book.encode(z)
+    scores = book.scores(z, codes)
+    assert torch.equal(torch.cat([book.scores(row[None], codes) for row in z]), scores)
+
+
 def test_cells_count_as_bits():
     book = make()
     assert book.sizes == (4, 8, 8, 8, 4, 8, 8, 8)

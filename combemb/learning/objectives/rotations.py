@@ -17,6 +17,13 @@ def principal_components(chunks: Iterable[Tensor]) -> tuple[Tensor, Tensor, Tens
     return mean, vectors.flip(1), variances.flip(0)
 
 
+def balanced_components(chunks: Iterable[Tensor], n_sets: int, at_most: int) -> tuple[Tensor, Tensor]:
+    """Return the mean (F,) and leading components (F, D) in balanced order; D <= at_most is a multiple of n_sets."""
+    mean, components, variances = principal_components(chunks)
+    D = min(at_most, len(mean)) // n_sets * n_sets
+    return mean, components[:, balanced_order(variances[:D], n_sets)]
+
+
 def balanced_order(variances: Tensor, n_sets: int) -> Tensor:
     """Return an order (D,) of components in which sets of D / n_sets have nearly equal products of variances.
 
