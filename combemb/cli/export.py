@@ -24,9 +24,11 @@ def export(
     file, FILE.ids.csv, with id, path and label. Numbers count the entries of the index from 0, so they change when
     entries are removed: export again then. FAISS's similarities are the scores of `combemb search` if the M sub-vectors
     of a query, of D / M numbers each, have length 1 / sqrt(M). Those of `combemb embed` have it for CombEmb; for binary
-    codes take the signs times 1 / sqrt(M).
+    codes take the signs times 1 / sqrt(M). For OPQ, FAISS's L2 distances of what `combemb embed` writes are minus the
+    scores. FAISS cannot read codes of LOPQ, whose words depend on a cell.
 
-    CSV has a column for each part of a code. Parquet and Lance have it as a list, and the code words in the metadata.
+    CSV has a column for each part of a code. Parquet and Lance have it as a list, and the code words in the metadata,
+    or a digest of them for LOPQ.
 
     Example: `combemb export runs/photos --to faiss --out photos.faiss`
     """

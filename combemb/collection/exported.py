@@ -25,8 +25,8 @@ def export(collection: Collection, path: str | Path, to: ExportFormat) -> list[P
     to : {"faiss", "parquet", "lance", "csv"}
         "faiss" writes an `IndexPQ`, whose ids are numbers, and beside it `table_of_numbers(path)` with the id, path and
         label of each number. "parquet" and "lance" have columns id, path, label and code, and the codebook in the
-        metadata of the schema: `combemb.search.from_parquet` and `from_lance` read them. "csv" has id, path, label and
-        a column for each part of the code, `code_0`, `code_1`, ...
+        metadata of the schema: `combemb.search.from_parquet` and `from_lance` read them, with `model.codebook` if that
+        is no product. "csv" has id, path, label and a column for each part of the code, `code_0`, `code_1`, ...
 
     Returns
     -------

@@ -1,5 +1,6 @@
 """Indexes in the formats of other tools: plain FAISS files, Parquet files, Lance datasets."""
 
+import hashlib
 import importlib
 import json
 import tempfile
@@ -15,13 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from combemb.search.codebook import WORD_COUNTS, Metric, ProductCodebook
+from combemb.search.codebook import WORD_COUNTS, Codebook, Metric, ProductCodebook, same_codebook
 from combemb.search.fast_scan import BLOCK, stored_codes
 from combemb.search.index import CodeIndex
+from combemb.system.arrays import to_numpy
 from combemb.system.errors import reading, require
 from combemb.system.files import write_atomically
 
-EXCHANGE_FORMAT = 1
+PRODUCT_FORMAT = 1  # holds the words of a product codebook
+STATE_FORMAT = 2  # holds the digest of any other codebook, to compare it with
 EXCHANGE_COLUMNS = ["id", "code"]
 ROWS_AT_ONCE = 2**20  # in work space, and in a row group of Parquet
 IN_FAISS = "expected a FAISS file of an IndexPQ of 1 to 4 bits or an IndexPQFastScan, bare or in an IndexIDMap"
@@ -41,7 +44,9 @@ def to_faiss(index: CodeIndex, path: str | Path) -> None:
     ids = index._ids.values
     if not isinstance(ids, np.ndarray):
         raise ValueError("the ids are strings, which a FAISS file cannot store; use to_parquet, or number the entries")
-    codebook = _product(index)
+    codebook = index.codebook
+    if not isinstance(codebook, ProductCodebook):
+        raise ValueError(f"{codebook!r} is no product codebook, which FAISS needs; use to_parquet or CodeIndex.save")
     words = _filled(codebook.words.numpy()) * _scale(codebook.metric, len(codebook.sizes))
     M, K, d = words.shape
     metric = faiss.METRIC_L2 if codebook.metric == "l2" else faiss.METRIC_INNER_PRODUCT
@@ -98,7 +103,8 @@ def to_parquet(index: CodeIndex, path: str | Path, more: pa.Table | None = None)
 
     Parameters
     ----------
-    index : CodeIndex of a ProductCodebook
+    index : CodeIndex
+        Of a codebook that is no `ProductCodebook`, only a digest is written, which `from_parquet` compares.
     path : str or Path
     more : pyarrow.Table, optional
         More columns, a row per entry; `from_parquet` ignores them.
@@ -113,12 +119,14 @@ def to_parquet(index: CodeIndex, path: str | Path, more: pa.Table | None = None)
     write_atomically(Path(path), write)
 
 
-def from_parquet(path: str | Path) -> CodeIndex:
+def from_parquet(path: str | Path, codebook: Codebook | None = None) -> CodeIndex:
     """Read a file of `to_parquet`.
 
     Parameters
     ----------
     path : str or Path
+    codebook : Codebook, optional
+        The codebook that the file must have been made with; required unless that is a `ProductCodebook`.
 
     Returns
     -------
@@ -128,7 +136,7 @@ def from_parquet(path: str | Path) -> CodeIndex:
         reading(path, Exception, hint="expected a Parquet file of to_parquet"),
         pq.ParquetFile(path, page_checksum_verification=True) as file,
     ):
-        return _index(file.schema_arrow, file.metadata.num_rows, file.iter_batches)
+        return _index(file.schema_arrow, codebook, file.metadata.num_rows, file.iter_batches)
 
 
 def to_lance(index: CodeIndex, path: str | Path, more: pa.Table | None = None) -> None:
@@ -136,7 +144,7 @@ def to_lance(index: CodeIndex, path: str | Path, more: pa.Table | None = None) -
 
     Parameters
     ----------
-    index : CodeIndex of a ProductCodebook
+    index : CodeIndex
     path : str or Path
         An existing Lance dataset gets a new version, and Lance keeps the old ones; anything else there is an error.
     more : pyarrow.Table, optional
@@ -157,12 +165,14 @@ def to_lance(index: CodeIndex, path: str | Path, more: pa.Table | None = None) -
         whole.rename(path)
 
 
-def from_lance(path: str | Path) -> CodeIndex:
+def from_lance(path: str | Path, codebook: Codebook | None = None) -> CodeIndex:
     """Read the newest version of a dataset of `to_lance`.
 
     Parameters
     ----------
     path : str or Path
+    codebook : Codebook, optional
+        As for `from_parquet`.
 
     Returns
     -------
@@ -171,7 +181,7 @@ def from_lance(path: str | Path) -> CodeIndex:
     lance = _lance()
     with reading(path, Exception, hint="expected a Lance dataset of to_lance"):
         dataset = lance.dataset(str(path))
-        return _index(dataset.schema, dataset.count_rows(), dataset.to_batches)
+        return _index(dataset.schema, codebook, dataset.count_rows(), dataset.to_batches)
 
 
 def _lance() -> Any:
@@ -179,12 +189,6 @@ def _lance() -> Any:
         return importlib.import_module("lance")
     except ImportError as error:
         raise ValueError(f"Lance datasets need pylance ({error}); pip install combemb[lance]") from error
-
-
-def _product(index: CodeIndex) -> ProductCodebook:
-    if not isinstance(index.codebook, ProductCodebook):
-        raise ValueError(f"{index.codebook!r} is no product codebook, which other tools need; use CodeIndex.save")
-    return index.codebook
 
 
 def _chunks(n: int) -> Iterator[np.ndarray]:
@@ -229,16 +233,8 @@ def _own(words: np.ndarray, largest: int) -> np.ndarray:
 
 def _schema(index: CodeIndex, more: pa.Table | None) -> Any:
     """Return the columns, with the codebook and its checksum as metadata."""
-    codebook = _product(index)
-    words = [w[:K] for w, K in zip(codebook.words.numpy(), codebook.sizes, strict=True)]
-    about = {
-        "format": EXCHANGE_FORMAT,
-        "metric": codebook.metric,
-        "sizes": codebook.sizes,
-        "d": codebook.words.shape[2],
-        "words": b64encode(np.concatenate(words).astype("<f4").tobytes()).decode(),
-    }
-    text = json.dumps(about)
+    codebook = index.codebook
+    text = json.dumps(_about(codebook))
     is_int = isinstance(index._ids.values, np.ndarray)
     others = {} if more is None else {field.name: field.type for field in more.schema}
     code = pa.list_(pa.uint8(), len(codebook.sizes))
@@ -257,25 +253,55 @@ def _batches(index: CodeIndex, schema: Any, more: pa.Table | None) -> Iterator[A
         yield pa.record_batch(columns, schema=schema)
 
 
-def _codebook(schema: Any) -> ProductCodebook:
+def _about(codebook: Codebook) -> dict[str, Any]:
+    """Return what restores a product codebook, or identifies any other, as JSON."""
+    if not isinstance(codebook, ProductCodebook):
+        return {"format": STATE_FORMAT, "codebook": repr(codebook), "digest": _digest(codebook)}
+    words = [w[:K] for w, K in zip(codebook.words.numpy(), codebook.sizes, strict=True)]
+    return {
+        "format": PRODUCT_FORMAT,
+        "metric": codebook.metric,
+        "sizes": codebook.sizes,
+        "d": codebook.words.shape[2],
+        "words": b64encode(np.concatenate(words).astype("<f4").tobytes()).decode(),
+    }
+
+
+def _digest(codebook: Codebook) -> str:
+    digest = hashlib.sha256(repr(codebook.sizes).encode())
+    for name, tensor in sorted(codebook.state().items()):
+        array = to_numpy(tensor)
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+def _codebook(schema: Any, given: Codebook | None) -> Codebook:
+    """Return the codebook of a file: the one given, once it is known to be the same, or that of the stored words."""
     metadata = schema.metadata or {}
     text = metadata.get(b"combemb_codebook", b"")
     require(b"combemb_codebook" in metadata, "it has no codebook, `combemb_codebook` in the metadata of its schema")
     crc = str(zlib.crc32(text)).encode()
     require(crc == metadata.get(b"combemb_crc32"), "the checksum of its codebook is wrong")
     about = json.loads(text)
-    found = about["format"]
-    require(found == EXCHANGE_FORMAT, f"it has format {found}, this combemb reads {EXCHANGE_FORMAT}")
-    words = np.frombuffer(b64decode(about["words"]), "<f4").reshape(sum(about["sizes"]), about["d"])
-    return ProductCodebook(np.split(words, np.cumsum(about["sizes"])[:-1]), about["metric"])
+    if about["format"] == PRODUCT_FORMAT:
+        words = np.frombuffer(b64decode(about["words"]), "<f4").reshape(sum(about["sizes"]), about["d"])
+        found = ProductCodebook(np.split(words, np.cumsum(about["sizes"])[:-1]), about["metric"])
+        require(given is None or same_codebook(found, given), f"it was made with {found}, not with {given}")
+        return found
+    known = f"{PRODUCT_FORMAT} and {STATE_FORMAT}"
+    require(about["format"] == STATE_FORMAT, f"it has format {about['format']}, this combemb reads {known}")
+    if given is None:
+        raise ValueError(f"it has codes of {about['codebook']}, which is not stored with them; give it as codebook=")
+    require(about["digest"] == _digest(given), f"it was made with another codebook: {about['codebook']}, not {given}")
+    return given
 
 
-def _index(schema: Any, n: int, batches: Callable[..., Iterable[Any]]) -> CodeIndex:
+def _index(schema: Any, given: Codebook | None, n: int, batches: Callable[..., Iterable[Any]]) -> CodeIndex:
     """Return an index of n rows; `batches` reads some of their columns."""
     missing = [name for name in EXCHANGE_COLUMNS if name not in schema.names]
     if missing:
         raise ValueError(f"found no `{missing[0]}`, only {schema.names}")
-    codebook = _codebook(schema)
+    codebook = _codebook(schema, given)
     kind = schema.field("id").type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise ValueError(f"`id` has type {kind}, not whole numbers or strings")

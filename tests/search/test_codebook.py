@@ -313,3 +313,15 @@ def test_codes_that_name_no_word(codes, message):
     for call in (codebook.decode, lambda c: codebook.scores(random_queries(1, 24), c)):
         with pytest.raises(ValueError, match=message):
             call(codes)
+
+
+def test_asymmetric_binary_scores_are_dot_products():
+    z = np.random.default_rng(0).normal(size=(30, 12))
+    hamming, real = binary_codebook(12), binary_codebook(12, asymmetric=True)
+    codes = hamming.encode(z)
+    assert torch.equal(real.encode(z), codes)
+    assert torch.equal(real.decode(codes), hamming.decode(codes))
+    expected = z.astype(np.float32).astype(np.float64) @ hamming.decode(codes).double().numpy().T
+    np.testing.assert_allclose(real.scores(z, codes), expected, atol=1e-12)
+    assert len(real.scores(z, codes).unique()) > 20 * len(hamming.scores(z, codes).unique())
+    assert real != hamming

@@ -177,11 +177,29 @@ def test_a_file_needs_its_codebook(tmp_path):
     assert CodeIndex.load(path, codebook).search(queries, 3).ids.shape == (3, 0)
 
 
-def test_other_tools_get_products_only(tmp_path):
-    index = CodeIndex(LocalCodebook(0))
-    for write in (exchange.to_faiss, exchange.to_parquet, exchange.to_lance):
-        with pytest.raises(ValueError, match=r"LocalCodebook\(19 bits\) is no product codebook.*; use CodeIndex.save"):
-            write(index, tmp_path / "codes")
+def test_faiss_gets_products_only(tmp_path):
+    with pytest.raises(ValueError, match=r"LocalCodebook\(19 bits\) is no product codebook.*; use to_parquet"):
+        exchange.to_faiss(CodeIndex(LocalCodebook(0)), tmp_path / "codes")
+
+
+@pytest.mark.parametrize("to", ["parquet", "lance"])
+def test_tables_are_read_with_their_codebook(tmp_path, to):
+    write, read = getattr(exchange, f"to_{to}"), getattr(exchange, f"from_{to}")
+    codebook, codes, queries = make()
+    path, index = tmp_path / f"codes.{to}", indexed(codebook, codes)
+    write(index, path)
+    again = read(path, LocalCodebook(0, whole=True))
+    assert np.array_equal(again.codes(), codes)
+    assert np.array_equal(again.search(queries, 5).ids, index.search(queries, 5).ids)
+    with pytest.raises(ValueError, match=r"has codes of LocalCodebook\(19 bits\), which is not stored .*codebook="):
+        read(path)
+    for other in (LocalCodebook(1, whole=True), binary_codebook(12)):
+        with pytest.raises(ValueError, match=r"made with another codebook: LocalCodebook\(19 bits\), not"):
+            read(path, other)
+    write(CodeIndex(binary_codebook(12)), path)
+    assert len(read(path, binary_codebook(12))) == 0
+    with pytest.raises(ValueError, match=r"made with ProductCodebook\(12 bits.*, not with LocalCodebook"):
+        read(path, codebook)
 
 
 def test_what_cannot_be_scored_says_why():
