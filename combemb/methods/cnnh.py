@@ -159,7 +159,7 @@ def factorise(
 
     L is never built: L_i h = H_i (H^T h) - q S_i h. `products` = H^T h (q,) and `pulls` = S_i h, which items with equal
     labels share (U,), are updated with every step. The order is ours: bit after bit, over all items at random.
-    If g'' is not positive, which takes fewer items than bits, the step goes downhill to the bound; ours.
+    If g'' is not positive, as with less than two items per bit, the step goes downhill to the bound; ours.
     item_sets (n,) and similarity (U, U) are those of `label_sets`. Takes O(n q (q + U)) time per pass.
     """
     n, q, sets = len(item_sets), bits, item_sets.tolist()

@@ -1,5 +1,6 @@
 """SDH, a supervised binary code in closed form steps, from labelled items only."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +26,8 @@ class SDH(CodeMethod):
     """Supervised discrete hashing (Shen et al. 2015): binary codes B from which the classes Y are linearly predicted.
 
     Minimises ||Y - B W||^2 + lambda ||W||^2 + nu (||B - F(X)||^2 + delta ||P||^2) over B in {-1, 1}, W and P, where
-    F(x) = phi(x) P and phi(x) has exp(-|x - a|^2 / (2 sigma^2)) for each anchor a, and a constant 1. In turn:
+    F(x) = phi(x) P and phi(x) has exp(-|x - a|^2 / (2 sigma^2)) for each anchor a, and a constant 1. In turn,
+    starting from random signs B:
 
         P = (phi^T phi + delta I)^-1 phi^T B        W = (B^T B + lambda I)^-1 B^T Y
         b_l = sign(q_l - B_-l W_-l w_l) for each bit l, until no bit changes, with Q = Y W^T + nu F(X)
@@ -52,7 +54,7 @@ class SDH(CodeMethod):
     class_ridge: float = setting(1.0, "lambda, the ridge of W; the paper's", above=0)
     fit_weight: float = setting(1e-5, "nu, the weight of the distance between B and F(X); the paper's", at_least=0)
     kernel_ridge: float = setting(1e-2, "delta, the ridge of P; the release's", above=0)
-    iterations: int = setting(5, "alternations of P, W and B; the paper's", at_least=1)
+    iterations: int = setting(5, "alternations of W, B and P; the paper's", at_least=1)
     sweeps: int = setting(10, "passes over the bits in each of them, unless no bit changes; the release's", at_least=1)
     unit_length: bool = setting(True, "whether items are scaled to unit length; ours")
     asymmetric: bool = setting(False, "whether a query is F(x) itself instead of its signs; the paper compares signs")
@@ -69,14 +71,22 @@ class SDH(CodeMethod):
 
     def _fit(self, data: Loaded, run: RunFolder | None, progress: bool | None) -> None:
         phi = torch.cat([self._kernel(chunk) for chunk in chunks(data.items, "comparing", progress)])  # (N, m + 1)
-        Y = class_table(data.labels)
-        factor = torch.linalg.cholesky(ridged(phi, self.kernel_ridge))
-        B = random_signs(len(phi), self.bits, torch.Generator().manual_seed(int(self.seed)))
+        for P, _, _ in self.steps(phi, class_table(data.labels)):
+            self.projection_ = P
+
+    def steps(self, phi: Tensor, Y: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield P, W and B after each step; none of them increases the objective.
+
+        phi (N, m + 1) and Y (N, C), float64; P (m + 1, bits), W (bits, C), B (N, bits).
+        """
+        signs = torch.randint(2, (len(phi), self.bits), generator=torch.Generator().manual_seed(int(self.seed)))
+        B = 2 * signs.double() - 1
+        W, factor = phi.new_zeros(self.bits, Y.shape[1]), torch.linalg.cholesky(ridged(phi, self.kernel_ridge))
+        yield (P := torch.cholesky_solve(phi.T @ B, factor)), W, B
         for _ in range(self.iterations):
-            self.projection_ = torch.cholesky_solve(phi.T @ B, factor)  # P
-            W = torch.linalg.solve(ridged(B, self.class_ridge), B.T @ Y)  # (bits, C)
-            B = best_signs(B, Y @ W.T + self.fit_weight * (phi @ self.projection_), W, self.sweeps)
-        self.projection_ = torch.cholesky_solve(phi.T @ B, factor)
+            yield P, (W := torch.linalg.solve(ridged(B, self.class_ridge), B.T @ Y)), B
+            yield P, W, (B := best_signs(B, Y @ W.T + self.fit_weight * (phi @ P), W, self.sweeps))
+            yield (P := torch.cholesky_solve(phi.T @ B, factor)), W, B
 
     def _scaled(self, x: Tensor) -> Tensor:
         return (unit_rows(x) if self.unit_length else x).double()
@@ -114,11 +124,6 @@ def class_table(labels: Labels) -> Tensor:
     """Return Y, the classes of labelled items as (n, C) of 0/1."""
     values = labels.values if labels.is_multi else labels.membership(np.arange(len(labels)))
     return torch.from_numpy(values).double()
-
-
-def random_signs(n: int, bits: int, generator: torch.Generator) -> Tensor:
-    """Return the initial codes (n, bits) of -1 and +1."""
-    return torch.randint(2, (n, bits), generator=generator).double() * 2 - 1
 
 
 def ridged(x: Tensor, ridge: float) -> Tensor:
