@@ -166,7 +166,7 @@ def test_losses_are_those_of_loops(is_multi, class_weight):
     labels = SEVERAL if is_multi else ONE
     x = np.random.default_rng(0).normal(size=(15, 6)).astype(np.float32)
     method = CNNH(**SMALL, class_weight=class_weight, hidden=8).fit(x, labels)
-    data = Batches(ArrayItems(x), read_labels(labels, 15), 32, 0.5, seed=0)
+    data = Batches(ArrayItems(x), read_labels(labels, 15), 32, 0.5, seed=0, noise=0.3)
     method.prepare(data)
     batch = next(data.epoch(0))
     batch = replace(batch, x=method.feature_map_(batch.x))

@@ -126,6 +126,7 @@ def test_embeddings_are_those_of_loops_over_anchors():
     assert len(model.anchors_) == 10
     assert (gaps.min(axis=1) < 1e-6).all()  # each is one of the labelled items
     assert len(np.unique(gaps.argmin(axis=1))) == 10
+    assert model.projection_[-1].abs().min() > 0  # of the constant
     np.testing.assert_allclose(model.embed(x[:7]), naive_embedding(model, x[:7]), atol=1e-4)
 
 
