@@ -154,12 +154,13 @@ class ProductCodebook:
 def binary_codebook(bits: int, asymmetric: bool = False) -> ProductCodebook:
     """Return the codebook of binary hashing: one set per bit, with the words -1 (code 0) and +1 (code 1).
 
-    Its scores are exactly bits - 2 * hamming(sign(query), code), or query . code with the query as it is.
+    Its scores are exactly bits - 2 * hamming(sign(query), code), or query . code if asymmetric. The codes are the same
+    except for numbers that are exactly zero, which become +1, and -1 if asymmetric.
 
     Parameters
     ----------
     bits : length of a code
-    asymmetric : whether queries are real numbers instead of signs
+    asymmetric : whether queries keep their real values, so that bits far from zero count more and few codes tie
 
     Returns
     -------

@@ -107,7 +107,7 @@ def test_number_labels_in_text_stay_numbers(items: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "nope"], "choose one of combemb, itq"),
+        (["--method", "nope"], f"choose one of {', '.join(methods.names())}"),
         (
             ["--bits", "13", "--set", "n_meta_classes=4"],
             "bits=13 is not a multiple of log2(n_meta_classes)=2; use 12 or 14",

@@ -13,7 +13,7 @@ def test_methods_and_every_setting_are_listed():
     shown = done("settings", "combemb").stdout
     for name in methods.get("combemb")().get_params():
         assert name in shown
-    assert "choose one of combemb, itq" in refused("settings", "nope")
+    assert f"choose one of {', '.join(methods.names())}" in refused("settings", "nope")
 
 
 def test_what_a_setting_may_be_stands_beside_its_description(monkeypatch: pytest.MonkeyPatch):
