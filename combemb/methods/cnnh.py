@@ -50,6 +50,7 @@ class CNNH(DeepMethod, CodeMethod):
     """
 
     paper: ClassVar[str] = "Supervised Hashing for Image Retrieval via Image Representation Learning, AAAI 2014"
+    departs: ClassVar[str] = "the network is a backbone and one hidden layer"
     uses_unlabelled: ClassVar[bool] = False
     needs_other_gradient: ClassVar[bool] = False  # the second view is not used
 

@@ -38,6 +38,7 @@ class LOPQ(LinearCodes):
     """
 
     paper: ClassVar[str] = "Locally Optimized Product Quantization for Approximate Nearest Neighbor Search, CVPR 2014"
+    departs: ClassVar[str] = "coarse cells count as bits and all are searched; small cells share their words"
     fitted: ClassVar[tuple[str, ...]] = ("mean", "rotation", "centres", "origins", "rotations", "words")
 
     bits: int = setting(48, "length of a code, of cells and words of both halves", at_least=1)

@@ -32,6 +32,7 @@ class OPQ(LinearCodes):
     """
 
     paper: ClassVar[str] = "Optimized Product Quantization for Approximate Nearest Neighbor Search, CVPR 2013"
+    departs: ClassVar[str] = "on leading principal components, as many as a multiple of M"
     fitted: ClassVar[tuple[str, ...]] = ("mean", "rotation", "words")
     trial_settings: ClassVar[dict[str, Any]] = {"iterations": 3}
 

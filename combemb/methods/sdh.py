@@ -38,6 +38,7 @@ class SDH(CodeMethod):
     """
 
     paper: ClassVar[str] = "Supervised Discrete Hashing, CVPR 2015"
+    departs: ClassVar[str] = "the kernel width follows the data if 0.4 does not fit them"
     uses_unlabelled: ClassVar[bool] = False
 
     n_views: int = setting(1, "views per image stored as features; this method uses only the clean image", above=0)
