@@ -51,7 +51,8 @@ def graph_pairs(h: Tensor, n_near: int, far_share: float, n_far: int) -> tuple[T
     from far_share * B on.
     """
     B = len(h)
-    order = torch.cdist(h, h).fill_diagonal_(-1.0).argsort(dim=1, stable=True)  # (B, B)
+    distances = torch.cdist(h, h, compute_mode="donot_use_mm_for_euclid_dist")  # exact for items that nearly agree
+    order = distances.fill_diagonal_(-1.0).argsort(dim=1, stable=True)  # (B, B)
     first = max(int(far_share * B), 1)
     n_near = max(min(n_near, first - 1), 1)
     near = torch.randint(1, n_near + 1, (B, 1), device=h.device)
@@ -109,7 +110,7 @@ class SSDH(DeepMethod, CodeMethod):
     All j and k are drawn at random. The code is h > 1/2, z = 2 h - 1; there is no quantisation term. Departures: the
     release counts an item as its own nearest neighbour, and trains sigmoids of p by squared errors. Features of a
     frozen backbone pass through a layer of our own in the place of fc7. Half of a batch is labelled. The common loop
-    (AdamW, a cosine) replaces SGD.
+    (AdamW, a cosine) replaces SGD; under torchrun, each process draws j and k inside its own part of a batch.
     """
 
     paper: ClassVar[str] = "SSDH: Semi-Supervised Deep Hashing for Large Scale Image Retrieval, TCSVT 2017"
