@@ -4,13 +4,14 @@ from combemb.backbones.alexnet import AlexNet
 from combemb.backbones.base import Backbone
 from combemb.backbones.efficientnet_lite0 import EfficientNetLite0
 from combemb.backbones.hugging_face import HuggingFace
+from combemb.backbones.nin import NIN
 from combemb.backbones.resnet18 import ResNet18
 from combemb.backbones.vgg import VGG
 from combemb.system.errors import require
 
 __all__ = ["Backbone", "build", "names"]
 
-BUILT_IN: dict[str, type[Backbone]] = {kind.name: kind for kind in (AlexNet, EfficientNetLite0, ResNet18, VGG)}
+BUILT_IN: dict[str, type[Backbone]] = {kind.name: kind for kind in (AlexNet, EfficientNetLite0, NIN, ResNet18, VGG)}
 
 
 def names() -> list[str]:

@@ -32,6 +32,7 @@ MAPS = {  # what each stage gives for an image of the default size
         "stage6": (192, 7, 7),
         "stage7": (1280, 7, 7),
     },
+    "nin": {"conv1": (96, 16, 16), "conv2": (256, 8, 8), "conv3": (384, 4, 4), "conv4": (1024, 4, 4)},
     "resnet18": {
         "stem": (WIDTH, 32, 32),
         "layer1": (WIDTH, 32, 32),
@@ -41,7 +42,7 @@ MAPS = {  # what each stage gives for an image of the default size
     },
     "vgg": {"block1": (64, 16, 16), "block2": (128, 8, 8), "block3": (256, 4, 4), "block4": (512, 4, 4)},
 }
-FEATURES = {"alexnet": 4096, "efficientnet_lite0": 1280, "resnet18": 8 * WIDTH, "vgg": 768}
+FEATURES = {"alexnet": 4096, "efficientnet_lite0": 1280, "nin": 1024, "resnet18": 8 * WIDTH, "vgg": 768}
 every_backbone = pytest.mark.parametrize("name", names())
 
 
@@ -109,7 +110,7 @@ def test_the_last_stage_after_all_others_is_the_whole_for_any_size(name):
         assert not torch.equal(features[0], features[1])
 
 
-@pytest.mark.parametrize("name", ["resnet18", "efficientnet_lite0"])
+@pytest.mark.parametrize("name", ["nin", "resnet18", "efficientnet_lite0"])
 def test_features_are_the_mean_over_the_positions(name):
     backbone, images = shared(name), pixels(64)
     with torch.no_grad():
@@ -131,7 +132,7 @@ def test_pixels_may_be_bytes_or_floats(name):
         assert torch.equal(backbone(images), backbone(images.float()))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vgg"])
+@pytest.mark.parametrize("name", ["nin", "resnet18", "vgg"])
 def test_pixels_become_numbers_between_minus_one_and_one(name):
     ends = torch.tensor([0.0, 255.0])[:, None, None, None].expand(2, 3, 64, 64)
     assert shared(name).normalised(ends).flatten(1).unique(dim=1).tolist() == [[-1], [1]]
@@ -170,7 +171,7 @@ def test_only_the_last_stage_gets_gradients_when_only_it_is_trained(name):
     assert all(p.grad.any() for p in last.parameters())
 
 
-@pytest.mark.parametrize("name", ["efficientnet_lite0", "resnet18", "vgg"])
+@pytest.mark.parametrize("name", ["efficientnet_lite0", "nin", "resnet18", "vgg"])
 def test_all_stages_get_gradients_by_default(name):
     backbone = make(name)
     backbone(pixels(64)).square().sum().backward()
@@ -178,7 +179,7 @@ def test_all_stages_get_gradients_by_default(name):
     assert all(p.grad is not None for p in backbone.parameters() if p.requires_grad)  # else DDP would wait for them
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vgg"])
+@pytest.mark.parametrize("name", ["nin", "resnet18", "vgg"])
 def test_the_seed_decides_the_weights(name):
     first, again, other = (make(name, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[key], again[key]) for key in first)
@@ -187,7 +188,7 @@ def test_the_seed_decides_the_weights(name):
     assert not any(torch.equal(first[key], other[key]) for key in weights)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet18", "vgg"])
+@pytest.mark.parametrize("name", ["nin", "resnet18", "vgg"])
 def test_random_weights_keep_features_of_a_useful_size(name):
     with torch.no_grad():
         spread = shared(name)(pixels(64, n=8)).std(dim=1)
@@ -202,6 +203,17 @@ def n_parameters(name: str, width: int) -> int:
     if name == "vgg":
         sides = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512)
         return sum(9 * i * o + 2 * o for i, o in pairwise(sides))
+    if name == "nin":
+        convolutions = (
+            (3, 96, 5),
+            (96, 96, 1),
+            (96, 256, 5),
+            (256, 256, 1),
+            (256, 384, 1),
+            (384, 384, 1),
+            (384, 1024, 3),
+        )
+        return sum(i * o * k * k + o for i, o, k in convolutions)
     w = width
     plain = sum(18 * (c * w) ** 2 + 4 * c * w for c in (1, 1, 2, 4, 8))  # the blocks that keep their c w channels
     changing = sum((18 + 36 + 2) * (c * w) ** 2 + 12 * c * w for c in (1, 2, 4))  # from c w to 2 c w, with a shortcut
@@ -210,7 +222,13 @@ def n_parameters(name: str, width: int) -> int:
 
 @pytest.mark.parametrize(
     ("name", "width", "expected"),
-    [("alexnet", 64, 57_003_840), ("vgg", 64, 7_637_952), ("resnet18", 64, 11_168_832), ("resnet18", WIDTH, 175_752)],
+    [
+        ("alexnet", 64, 57_003_840),
+        ("nin", 64, 4_483_552),
+        ("vgg", 64, 7_637_952),
+        ("resnet18", 64, 11_168_832),
+        ("resnet18", WIDTH, 175_752),
+    ],
 )
 def test_the_number_of_parameters_is_the_closed_form(name, width, expected):
     backbone = build(name, width=width) if name == "resnet18" else shared(name)

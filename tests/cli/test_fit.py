@@ -221,7 +221,7 @@ def test_a_backbone_is_chosen_by_a_setting(photos: Path, tmp_path: Path):
     [
         (
             ["backbone=nope"],
-            "unknown backbone 'nope'; choose one of alexnet, efficientnet_lite0, resnet18, vgg, or hf:",
+            "unknown backbone 'nope'; choose one of alexnet, efficientnet_lite0, nin, resnet18, vgg, or hf:",
         ),
         (["backbone=resnet18"], "resnet18 comes without weights; set backbone_weights=FILE, or"),
         (["n_views=0"], "n_views=0 must be above 0"),
