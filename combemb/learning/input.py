@@ -38,8 +38,8 @@ class ImageSettings:
 
     backbone: str = setting(
         "efficientnet_lite0",
-        "network that turns images into features: efficientnet_lite0, resnet18, alexnet, vgg, nin, hf:<name or folder>; "
-        "a built-in one may end at a stage, as in alexnet:conv5",
+        "network that turns images into features: efficientnet_lite0, resnet18, alexnet, vgg, nin, hf:<name or folder>"
+        "; a built-in one may end at a stage, as in alexnet:conv5",
     )
     backbone_weights: str | None = setting(None, "a .safetensors file of its weights; None: its own, if it has any")
     backbone_width: int = setting(64, "channels of the first stage of resnet18", above=0)

@@ -188,7 +188,7 @@ def test_the_seed_decides_the_weights(name):
     assert not any(torch.equal(first[key], other[key]) for key in weights)
 
 
-@pytest.mark.parametrize("name", ["nin", "resnet18", "vgg"])
+@pytest.mark.parametrize("name", ["alexnet", "nin", "resnet18", "vgg"])
 def test_random_weights_keep_features_of_a_useful_size(name):
     with torch.no_grad():
         spread = shared(name)(pixels(64, n=8)).std(dim=1)
