@@ -151,21 +151,24 @@ class ProductCodebook:
             raise ValueError(f"vectors of shape {shape} do not fit {self}; give (N, M*d) = (N, {M * d})")
 
 
-def binary_codebook(bits: int) -> ProductCodebook:
+def binary_codebook(bits: int, asymmetric: bool = False) -> ProductCodebook:
     """Return the codebook of binary hashing: one set per bit, with the words -1 (code 0) and +1 (code 1).
 
-    Its scores are exactly bits - 2 * hamming(sign(query), code).
+    Its scores are exactly bits - 2 * hamming(sign(query), code), or query . code if asymmetric. The codes are the same
+    except for numbers that are exactly zero, which become +1, and -1 if asymmetric.
 
     Parameters
     ----------
     bits : length of a code
+    asymmetric : whether queries keep their real values, so that bits far from zero count more and few codes tie
 
     Returns
     -------
     ProductCodebook
     """
     require(bits >= 1, f"bits={bits}; a binary code needs at least 1 bit")
-    return ProductCodebook(torch.tensor([[-1.0], [1.0]]).expand(bits, 2, 1), metric="cosine")
+    words = torch.tensor([[-1.0], [1.0]]).expand(bits, 2, 1)
+    return ProductCodebook(words, metric="inner" if asymmetric else "cosine")
 
 
 def checked_codes(codes: Array, sizes: Sequence[int]) -> np.ndarray:
