@@ -113,7 +113,10 @@ class SSGAH(DeepMethod, CodeMethod):
     adversary_weight: float = setting(0.1, "lambda_a, weight of the adversary ranking loss; ours", at_least=0)
     quantisation_weight: float = setting(0.01, "beta, weight of the distance to signs; ours", at_least=0)
     alone_share: float = setting(
-        0.2, "share of training in which h learns from real triplets alone, and G and D without h; ours", at_least=0
+        0.2,
+        "share of training in which h learns from real triplets alone, and G and D without h; ours",
+        at_least=0,
+        at_most=1,
     )
     learning_rate: float = setting(0.01, "of h, peak of the schedule (AdamW); ours, chosen on digits", above=0)
     player_rate: float = setting(2e-4, "learning rate of G and D (Adam, beta_1 = 0.5); ours", above=0)

@@ -180,6 +180,33 @@ def test_each_player_descends_its_own_loss_and_moves_no_other(model, player, don
     assert all(value.abs().sum() > 0 for value in expected.values())
 
 
+def test_each_half_of_the_generator_adds_to_an_item_what_it_learned(model):
+    net, x = model.network_.generator, normal_items()
+    with seeded(3):
+        made = net(x)
+    with seeded(3):
+        noise = torch.randn(5, 16), torch.randn(5, 16)
+    for part, half, own in zip(made, (net.positive, net.negative), noise, strict=True):
+        torch.testing.assert_close(part, x + half(torch.cat([x, own], dim=1)))
+    judge = model.network_.discriminator
+    triplet = x[:1], x[1:2], x[2:3]
+    torch.testing.assert_close(judge(*triplet), judge.layers(torch.cat(triplet, dim=1))[:, 0])
+
+
+@pytest.mark.parametrize(("weights", "plays"), [((0.5, 0.0), True), ((0.0, 0.1), True), ((0.0, 0.0), False)])
+def test_either_weight_brings_the_players_in(weights, plays):
+    assert SSGAH(synthetic_weight=weights[0], adversary_weight=weights[1]).plays == plays
+
+
+def test_each_player_has_its_optimiser(model):
+    net, owned = model.network_, [set(map(id, parameters_of(optimiser))) for optimiser in model.optimisers()]
+    assert owned == [set(map(id, part.parameters())) for part in (net.hashing, net.discriminator, net.generator)]
+
+
+def normal_items():
+    return torch.randn(5, 16, generator=torch.Generator().manual_seed(5))
+
+
 def test_players_are_alone_at_first(model):
     made = {"synthetic_ranking", "adversary_ranking", "maker_ranking"}
     alone, together = (set(moved_by_step(model, "hashing", done)[2]) for done in (0.19, 0.21))

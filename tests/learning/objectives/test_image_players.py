@@ -57,12 +57,23 @@ def test_generated_images_have_the_shape_and_range_of_pixels(side):
     assert discriminator(x[:0], x[:0], x[:0]).shape == (0,)
 
 
+def test_each_half_of_the_generator_makes_its_own_image(pixels):
+    with seeded(0):
+        generator = ImageGenerator(width=4, n_noise=3)
+        made = generator(pixels)
+    for part, own, other in zip(made, ("positive", "negative"), ("negative", "positive"), strict=True):
+        weights = [getattr(generator, name)[0].weight for name in (own, other)]
+        mine, theirs = torch.autograd.grad(part.square().mean(), weights, allow_unused=True)
+        assert mine.abs().sum() > 0
+        assert theirs is None
+
+
 def test_a_judge_sees_which_image_is_which(pixels):
     with seeded(0):
         discriminator = ImageDiscriminator(width=4)
-    a, b, c = pixels[:1], pixels[1:2], pixels[2:3]
-    logits = [discriminator(*triplet) for triplet in ((a, b, c), (a, c, b), (b, a, c))]
-    assert len({logit.item() for logit in logits}) == 3
+    a, b, c, other = pixels[:4].split(1)
+    triplets = ((a, b, c), (a, c, b), (b, a, c), (other, b, c), (a, other, c), (a, b, other))
+    assert len({discriminator(*triplet).item() for triplet in triplets}) == len(triplets)
 
 
 def test_nothing_occluded_and_no_turn_leave_images_as_they_are(pixels, distorter):
