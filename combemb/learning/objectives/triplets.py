@@ -52,13 +52,15 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def require_triplets(labels: Labels) -> None:
-    """Require a labelled item that shares a class with another one and shares none with a third."""
+    """Require a labelled item that shares a class with another one and shares none with a third.
+
+    There is one if any two items share a class and any two share none: if one of the latter shares a class with some
+    item, it is such an item itself; otherwise both of the former are.
+    """
     member = labels.membership(labels.is_labelled) > 0  # (n, C)
-    sets = np.unique(member, axis=0)  # far fewer than items
-    has_positive = (sets & (member.sum(axis=0) > 1)).any(axis=1)
-    has_negative = (sets.astype(np.float32) @ sets.T.astype(np.float32) == 0).any(axis=1)
+    sets = np.unique(member, axis=0).astype(np.float32)  # far fewer than items
     require(
-        bool((has_positive & has_negative).any()),
+        bool((member.sum(axis=0) > 1).any() and (sets @ sets.T == 0).any()),
         f"no three of the {len(member)} labelled items form a triplet: two that share a class and one that shares none "
         "with the first; label at least two items of one class and one of another",
     )
