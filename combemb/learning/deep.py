@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from combemb.learning.batches import Batch, Batches, MappedItems
 from combemb.learning.input import ImageInput
 from combemb.learning.loop import Terms, descend, require_trained, schedule, train
 from combemb.learning.method import Method
+from combemb.learning.objectives.image_players import steady_statistics
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
 from combemb.system import processes
@@ -180,6 +182,22 @@ class DeepMethod(Method):
             with torch.no_grad():
                 clean = None if batch.clean is None else self.tower_.features(batch.clean)
         return replace(batch, x=x, other=other, clean=clean)
+
+    def played(self, batch: Batch) -> Batch:
+        """Return the batch as adversarial players see it: pixels if the whole backbone is trained, else features."""
+        return batch if self._trains_whole_backbone else self.mapped(batch)
+
+    def output(self, x: Tensor, is_real: bool = True) -> Tensor:
+        """Return what the network makes of items that `played` returned or that players made (is_real=False).
+
+        x are pixels if the whole backbone is trained, otherwise mapped features.
+        """
+        if self._trains_whole_backbone:
+            steady = nullcontext() if is_real else steady_statistics(self.tower_)
+            with steady, torch.autocast(x.device.type, torch.bfloat16, enabled=self._is_mixed(x.device)):
+                x = self.tower_.features(x)
+        out: Tensor = self.network_(x)
+        return out
 
     @torch.no_grad()
     def clean_features(self, items: Items, rows: Tensor) -> Tensor:

@@ -186,6 +186,11 @@ def descend(parameters: Iterable[Tensor], optimiser: Optimizer, terms: Terms, cl
     optimiser.step()
 
 
+def parameters_of(optimiser: Optimizer) -> list[Tensor]:
+    """Return all parameters of an optimiser, such as those of one of several players."""
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+
+
 def schedule(step: int, n_steps: int, warmup_share: float) -> float:
     """Return the factor on the learning rate: a linear warm-up, then half a cosine to zero.
 
