@@ -105,6 +105,9 @@ class SSAH(DeepMethod, CodeMethod):
     paper: ClassVar[str] = (
         "SSAH: Semi-supervised Adversarial Deep Hashing with Self-paced Hard Sample Generation, AAAI 2020"
     )
+    departs: ClassVar[str] = (
+        "a reconstruction; on frozen features, blocks of features are occluded and pairs of them rotated"
+    )
     trial_settings: ClassVar[dict[str, Any]] = {"player_width": 16}
     needs_other_gradient: ClassVar[bool] = False  # the second view is not used
 

@@ -100,6 +100,7 @@ class SSGAH(DeepMethod, CodeMethod):
     """
 
     paper: ClassVar[str] = "Semi-supervised Generative Adversarial Hashing for Image Retrieval, ECCV 2018"
+    departs: ClassVar[str] = "a reconstruction; on frozen features, players make features instead of images"
     trial_settings: ClassVar[dict[str, Any]] = {"player_width": 16}
     needs_other_gradient: ClassVar[bool] = False  # the second view is not used
 
