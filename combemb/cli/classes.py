@@ -60,6 +60,7 @@ def classes(
     from combemb.collection.changes import store
     from combemb.collection.class_log import WAIT_SECONDS
     from combemb.collection.classes import classes_of
+    from combemb.collection.discovered import is_outdated
     from combemb.learning.run_folder import RunFolder
 
     with running(quiet):
@@ -76,7 +77,7 @@ def classes(
                 found = classes_of(run)
             if change is None:
                 _print_classes(found)
-                if _is_older(run):
+                if is_outdated(run):
                     again = f"combemb discover {shlex.quote(str(run))}"
                     say(f"the page and the tables show an earlier state; write them again: {again}")
             elif file is not None:
@@ -144,14 +145,6 @@ def _print_classes(found: Classes) -> None:
         say(f"in no class: {_counted(n_rejected, 'rejected item')}")
     if found.changes:
         say(f"{_counted(len(found.changes), 'change')}; `combemb classes RUN undo` takes back the last")
-
-
-def _is_older(run: Path) -> bool:
-    """Return whether a change was made after the table was written."""
-    from combemb.learning.run_folder import CLASSES, TABLE
-
-    log = run / CLASSES
-    return log.exists() and log.stat().st_mtime_ns > (run / TABLE).stat().st_mtime_ns
 
 
 def _print_change(made: Change, before: Classes, after: Classes) -> None:

@@ -12,7 +12,7 @@ from pyarrow import csv
 from torch import Tensor
 
 from combemb import methods
-from combemb.collection.class_log import read_log
+from combemb.collection.class_log import Change, read_log
 from combemb.collection.classes import Classes, applied
 from combemb.collection.folders import check_folders
 from combemb.collection.indexed import given_or_fitted
@@ -28,8 +28,9 @@ from combemb.learning.run_folder import BROKEN, TABLE, TEXT, RunFolder
 from combemb.learning.saving import was_fitted_with
 from combemb.system.errors import Note, require
 from combemb.system.files import write_atomically
-from combemb.system.tables import read_table, write_table
+from combemb.system.tables import read_about, read_table, write_table
 
+N_CHANGES = "n_changes"  # in the table: how many changes of classes.jsonl it shows
 OTHER_LABELS = (
     "the run was fitted with other labels than those that are stored with its data now; if this is not intended, "
     "give the labels"
@@ -68,7 +69,12 @@ class DiscoveredItems:
             "is_novel": self.found.is_novel,
             "confidence": self.found.confidence,
         }
-        return applied(pa.table(columns), read_log(self.folder if self.run is None else self.run))
+        return applied(pa.table(columns), self.log)
+
+    @cached_property
+    def log(self) -> list[Change]:
+        """What people have said, as far as tables and page show it."""
+        return read_log(self.folder if self.run is None else self.run)
 
     @cached_property
     def confidence(self) -> np.ndarray:
@@ -165,6 +171,11 @@ def require_one_label(labels: Labels) -> None:
     require(not labels.is_multi, "discovery takes one label per item, but these may have several; give one each")
 
 
+def is_outdated(run: Path) -> bool:
+    """Return whether people have said something since the tables of a discovery were written."""
+    return bool(read_about(run / TABLE).get(N_CHANGES) != len(read_log(run)))
+
+
 def is_discovered(run: Path) -> bool:
     """Return whether a run folder has the discovery of its fit, which a new fit removes, with its table."""
     return RunFolder(run).discovery.exists() and (run / TABLE).exists()
@@ -205,7 +216,7 @@ def write_tables(result: DiscoveredItems) -> None:
     table = result.classes.table.set_column(4, "confidence", pa.array(result.confidence))
     table = table.append_column("class", pa.array(result.classes.names.tolist(), pa.string()))
     with RunFolder(result.folder).written():
-        write_table(result.folder / TABLE, table)
+        write_table(result.folder / TABLE, table, {N_CHANGES: len(result.log)})
         write_atomically(result.folder / TEXT, lambda path: csv.write_csv(table, path))
 
 
