@@ -119,7 +119,7 @@ def test_the_trunk_of_the_paper_is_trained_from_pixels():
     pictures = Pictures()
     known = pictures.labels != None  # noqa: E711 - elementwise
     settings = {"backbone": "nin", "finetune": "all", "image_size": 16, "device": "cpu"}
-    model = NINH(bits=12, epochs=10, batch_size=12, **settings).fit(pictures.pixels, pictures.labels, progress=False)
+    model = NINH(bits=12, epochs=30, batch_size=12, **settings).fit(pictures.pixels, pictures.labels, progress=False)
     start = model.image_input().backbone.stages.state_dict()
     now = model.tower_.backbone.stages.state_dict()
     assert not any(torch.equal(now[name], start[name]) for name in now)
