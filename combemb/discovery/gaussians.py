@@ -8,7 +8,6 @@ that was never seen has mean 0 and variance 1 + b. Two labels per class are enou
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import expit, log_softmax
 
 from combemb.discovery.regions import Regions
 
@@ -101,6 +100,8 @@ class Mixture:
 
     def posterior(self, y: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (n, K)."""
+        from scipy.special import expit, log_softmax  # noqa: PLC0415 - a search does not need it, and it takes 0.1 s
+
         joint, K = self.log_joint(y), len(self.means)
         tempered = self.tempered(joint, self.temperature)
         if self.n_seen in (0, K):
