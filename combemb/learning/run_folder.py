@@ -47,6 +47,7 @@ REPLACED = (
 READ_TOGETHER = (CONFIG, WEIGHTS, DISCOVERY, TABLE, INDEX, ENTRIES)
 NEW = ".new"  # folder inside a run folder for a run that will take its place
 SWAP_SECONDS = 10.0  # the longest wait for files that another process is just replacing
+READER_SECONDS = 0.5  # a reader that finds a swap may hold the lock for a moment, which must not stop a writer
 
 Read = TypeVar("Read")
 
@@ -75,7 +76,7 @@ class RunFolder:
             raise ValueError(f"{self.folder} holds a run; use overwrite to replace it, or resume to continue it")
 
     @contextmanager
-    def written(self, wait: float = 0.0) -> Iterator[None]:
+    def written(self, wait: float = READER_SECONDS) -> Iterator[None]:
         """Be the only writer, see `one_writer`; what a killed one left is finished or removed first."""
         with one_writer(self.folder, wait) as is_outermost:
             if is_outermost:
@@ -99,7 +100,7 @@ class RunFolder:
         deadline = time.monotonic() + SWAP_SECONDS
         while (self.folder / JOURNAL).exists():
             try:
-                with self.written():
+                with self.written(0):
                     return
             except BeingWritten:
                 if time.monotonic() > deadline:

@@ -79,7 +79,7 @@ def item_run(items: Path, tmp_path: Path) -> Path:
 
 def test_a_search_imports_only_what_it_needs(run: Path, photos: Path):
     """These libraries take longer to import than the search itself takes."""
-    slow = ("kornia", "scipy", "sklearn", "matplotlib", "plotly", "openTSNE", "jinja2")
+    slow = ("kornia", "scipy.optimize", "scipy.special", "sklearn", "matplotlib", "plotly", "openTSNE", "jinja2")
     code = f"import sys, atexit; atexit.register(lambda: print([name for name in {slow} if name in sys.modules]))"
     shown = subprocess.run(
         [sys.executable, "-c", f"{code}; import combemb.__main__", "search", run, photos / IDS[0], "-k", "1"],
