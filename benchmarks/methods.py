@@ -16,7 +16,7 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,10 +29,67 @@ from combemb.learning.deep import DeepMethod
 
 TRIALS, TUNING_BITS = 20, 24
 BITS, SEEDS, SPLIT = (12, 24, 48), (0, 1, 2), "0"
-RATE = ("learning_rate", (1e-4, 1e-2))  # of every method that trains a network
-SPACES: dict[str, dict[str, tuple[Any, ...]]] = {  # two numbers: log-uniform between them; otherwise choices
-    "combemb": {"temperature": (0.05, 0.2), "similarity_weight": (1.0, 10.0), "n_meta_classes": (None, 4, 8)},
-    "itq": {"unit_length": (True, False, True), "iterations": (20, 100)},
+
+
+class Between(NamedTuple):
+    """A range from which a setting is drawn log-uniformly, as a whole number if its ends are."""
+
+    low: float
+    high: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Return a number of the range, of three digits."""
+        value = float(np.exp(rng.uniform(np.log(self.low), np.log(self.high))))
+        return round(value) if isinstance(self.low, int) else float(f"{value:.3g}")
+
+
+RATE = {"learning_rate": Between(1e-4, 1e-2)}  # of every method that trains a network
+SPACES: dict[str, dict[str, Between | list[Any]]] = {  # a range, or the values to choose from
+    "cnnh": {"passes": Between(3, 30), "hidden": [128, 512, 2048], "class_weight": [0.0, 0.1, 1.0]},
+    "combemb": {
+        "temperature": Between(0.05, 0.2),
+        "similarity_weight": Between(5.0, 40.0),
+        "n_meta_classes": [None, 4, 8],
+    },
+    "gpq": {
+        "sub_vector": [12, 24, 48],
+        "sharpness": Between(5.0, 40.0),
+        "class_weight": Between(0.03, 1.0),
+        "entropy_weight": Between(0.03, 1.0),
+    },
+    "itq": {"unit_length": [True, False], "iterations": Between(20, 100)},
+    "lopq": {
+        "n_components": Between(32, 256),
+        "unit_length": [True, False],
+        "n_words": [4, 16],
+        "local_words": [True, False],
+    },
+    "ninh": {"slice_size": [25, 50, 100], "epsilon": [0.1, 0.25, 0.5], "margin": Between(0.5, 4.0)},
+    "opq": {"n_components": Between(32, 256), "n_words": [4, 8, 16], "unit_length": [True, False]},
+    "sdh": {
+        "n_anchors": [500, 1_000, 2_000],
+        "kernel_width": Between(0.2, 2.0),
+        "fit_weight": Between(1e-6, 1e-2),
+        "kernel_ridge": Between(1e-3, 1.0),
+    },
+    "ssah": {
+        "consistent_weight": Between(0.3, 3.0),
+        "quantisation_weight": Between(0.01, 1.0),
+        "occlusion": [0.1, 0.3, 0.5],
+        "angle": [10.0, 30.0, 60.0],
+    },
+    "ssdh": {
+        "margin": Between(0.5, 4.0),
+        "pair_margin": Between(1.0, 4.0),
+        "graph_weight": Between(0.03, 1.0),
+        "pseudo_weight": Between(0.03, 1.0),
+    },
+    "ssgah": {
+        "margin": Between(0.1, 0.5),
+        "synthetic_weight": Between(0.1, 1.0),
+        "adversary_weight": Between(0.03, 1.0),
+        "quantisation_weight": Between(0.003, 0.1),
+    },
 }
 
 
@@ -47,15 +104,10 @@ def drawn(name: str, trial: int) -> dict[str, Any]:
     if trial == 0:
         return {}
     rng = np.random.default_rng([trial, *name.encode()])
-    space = SPACES.get(name, {}) | (dict([RATE]) if issubclass(methods.get(name), DeepMethod) else {})
-    settings = {}
+    space = SPACES.get(name, {}) | (RATE if issubclass(methods.get(name), DeepMethod) else {})
+    settings: dict[str, Any] = {}
     for setting, values in sorted(space.items()):
-        if len(values) == 2:
-            low, high = values
-            value = float(np.exp(rng.uniform(np.log(low), np.log(high))))
-            settings[setting] = round(value) if isinstance(low, int) else float(f"{value:.3g}")
-        else:
-            settings[setting] = values[rng.integers(len(values))]
+        settings[setting] = values.draw(rng) if isinstance(values, Between) else values[rng.integers(len(values))]
     return settings
 
 
