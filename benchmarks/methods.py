@@ -49,7 +49,7 @@ SPACES: dict[str, dict[str, Between | list[Any]]] = {  # a range, or the values 
     "combemb": {
         "temperature": Between(0.05, 0.2),
         "similarity_weight": Between(5.0, 40.0),
-        "n_meta_classes": [None, 4, 8],
+        "n_meta_classes": [None, 2, 4],
     },
     "gpq": {
         "sub_vector": [12, 24, 48],
@@ -206,7 +206,9 @@ def row_of(records: list[dict[str, Any]], name: str) -> list[str]:
 
 
 def of_table(records: list[dict[str, Any]], name: str, bits: int) -> list[dict[str, Any]]:
-    return [r for r in records if (c := r["cell"])["part"] == "table" and (c["method"], c["bits"]) == (name, bits)]
+    """Return the fits of a method with its best settings, one for each seed."""
+    own = [r for r in records if (c := r["cell"])["part"] == "table" and (c["method"], c["bits"]) == (name, bits)]
+    return [r for r in own if r["cell"]["settings"] == best_settings(records, r["cell"]["dataset"], name)]
 
 
 def main() -> None:
