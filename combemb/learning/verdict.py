@@ -18,7 +18,8 @@ class Verdict:
     Attributes
     ----------
     grade : {"good", "fair", "poor"}
-        How well items of classes whose labels were hidden retrieve each other, compared with plain features.
+        How well items of classes whose labels were hidden retrieve each other, compared with plain features. A fit
+        is good only if, in addition, half of the hits are expected to be right and the labels suffice to tell.
     why : str
         What the grade means.
     expectation : str
@@ -36,14 +37,16 @@ class Verdict:
 def verdict(check: HiddenCheck) -> Verdict:
     """Return what a check means for a person who has never heard of mean average precision.
 
-    >>> print(verdict(HiddenCheck(n_hidden=8, n_queries=90, codes=0.44, z=0.46, plain=0.3)))
+    >>> print(verdict(HiddenCheck(n_hidden=8, n_queries=90, codes=0.54, z=0.56, plain=0.4)))
     good: classes whose labels were hidden are found clearly better than with plain features. In a search for a new \
-class, expect about 4 in 10 hits to be right
+class, expect about 5 in 10 hits to be right
     """
-    grade = _grade(check)
-    rough = "; this is a rough guess, since there are few labels" if check.n_queries < ROUGH_QUERIES else ""
+    gain = _grade(check)
+    is_rough = check.n_queries < ROUGH_QUERIES
+    grade: Grade = "fair" if gain == "good" and (is_rough or check.expected < GOOD_ALONE) else gain
+    rough = "; this is a rough guess, since there are few labels" if is_rough else ""
     expectation = f"In a search for a new class, expect {_share(check.expected)} to be right{rough}"
-    return Verdict(grade, f"classes whose labels were hidden are found {_why(check, grade)}", expectation)
+    return Verdict(grade, f"classes whose labels were hidden are found {_why(check, gain)}", expectation)
 
 
 def _grade(check: HiddenCheck) -> Grade:

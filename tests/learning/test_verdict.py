@@ -39,6 +39,13 @@ def test_what_to_expect_is_a_share_of_hits(own: float, words: str):
     assert verdict(check(own, None)).expectation == f"In a search for a new class, expect {words} to be right"
 
 
+@pytest.mark.parametrize(("own", "n_queries"), [(0.3, 100), (0.7, 12)])
+def test_a_fit_is_not_good_if_most_hits_are_wrong_or_labels_are_few(own: float, n_queries: int):
+    found = verdict(check(own, 0.2, n_queries))
+    assert found.grade == "fair"
+    assert found.why.endswith("clearly better than with plain features")
+
+
 def test_few_labels_and_kept_features_are_said():
     assert verdict(check(0.5, 0.4, n_queries=12)).expectation.endswith("a rough guess, since there are few labels")
     kept = verdict(check(0.3, 0.4, favours_plain=True))
