@@ -31,11 +31,11 @@ class Shift:
     def recipe(self):
         return {"name": "shift", "by": self.by}
 
-    def train(self, backbone, given, size, folder, progress):
+    def train(self, images, given, folder, progress):
         assert len(given.images) == len(PIXELS)
-        assert (size, folder.is_dir()) == (16, True)
+        assert (images.size, folder.is_dir()) == (16, True)
         with torch.no_grad():
-            for parameter in backbone.parameters():
+            for parameter in images.backbone.parameters():
                 parameter.add_(self.by)
         self.trained.append(folder)
 

@@ -1,4 +1,4 @@
-"""First stages train a backbone before a method starts, once for the same data, backbone and recipe."""
+"""What a first stage is, and its weights: trained once for the same data, backbone and recipe."""
 
 import hashlib
 import json
@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from filelock import FileLock
 
-from combemb.backbones.base import Backbone
 from combemb.backbones.cached import PRETRAINING
 from combemb.backbones.feature_cache import cache_root
 from combemb.data.given import Given
@@ -28,8 +27,8 @@ class FirstStage(Protocol):
     def recipe(self) -> dict[str, Any]:
         """The name of the stage and everything that determines its result, as JSON."""
 
-    def train(self, backbone: Backbone, given: Given, size: int, folder: Path, progress: bool | None) -> None:
-        """Train the backbone in place on images that can all be read, with settings of the stage's own.
+    def train(self, images: ImageInput, given: Given, folder: Path, progress: bool | None) -> None:
+        """Train `images.backbone` in place on images that can all be read, with settings of the stage's own.
 
         `folder` is for what an interrupted training needs to continue.
         """
@@ -70,9 +69,8 @@ def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
         if not path.exists():
-            backbone = images.backbone
             rows, broken = readable(given.images, progress)
-            stage.train(backbone, given.take(rows) if broken else given, images.size, folder, progress)
-            write_tensors(path, backbone.state_dict(), {"holds": json.dumps(holds)})
+            stage.train(images, given.take(rows) if broken else given, folder, progress)
+            write_tensors(path, images.backbone.state_dict(), {"holds": json.dumps(holds)})
         os.utime(folder)  # the time of this use, by which the cache is pruned
     return path
