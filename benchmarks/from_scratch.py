@@ -2,8 +2,8 @@
 
 python benchmarks/from_scratch.py pretrain --data DIR            # hours on two cores; continues where it was stopped
 
-All 50,000 training images at 32 px, a ResNet-18 of a quarter of the usual width. The weights are in combemb's cache, the
-curves beside them; the check on neighbours uses the labels of split 0.
+All 50,000 training images at 32 px, a ResNet-18 of a quarter of the usual width. The weights are in combemb's cache,
+the curves beside them; the check on neighbours uses the labels of split 0.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from combemb.learning.pretraining.training import TrainedStage
 from combemb.system.machine import own_process
 
 BACKBONE, WIDTH, SIZE = "resnet18", 16, 32
-EPOCHS, BATCH = 12, 256
+EPOCHS, BATCH = 8, 256
 
 
 def pretrained(data: Path) -> Path:

@@ -26,6 +26,7 @@ from combemb.learning.objectives.meta_classes import (
 from combemb.learning.objectives.neighbours import Neighbourhood, mutual_lists, smoothed
 from combemb.learning.objectives.pairs import listed, mutual_neighbours, similar, threshold_for_precision
 from combemb.learning.objectives.prototypes import CombinatorialNetwork, prototype_matrix, similarities, soft_assignment
+from combemb.learning.objectives.ramps import ramp_up
 from combemb.learning.settings import setting
 from combemb.search.codebook import ProductCodebook
 from combemb.search.metrics import code_use, pair_precision_recall
@@ -359,7 +360,7 @@ class CombEmb(DeepMethod, CodeMethod):
 
     def _ramp(self, done: float) -> float:
         """Return exp(-5 (1 - t)^2), t from 0 to 1 over the first `ramp_share` of training."""
-        return math.exp(-5 * (1 - done / self.ramp_share) ** 2) if done < self.ramp_share else 1.0
+        return ramp_up(done / self.ramp_share) if done < self.ramp_share else 1.0
 
     @torch.no_grad()
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from combemb.learning.curves import Panel
 from combemb.learning.deep import DeepMethod
 from combemb.learning.loop import Terms, descend, parameters_of
 from combemb.learning.objectives.image_players import ImageDistorter
+from combemb.learning.objectives.ramps import ramp_up
 from combemb.learning.objectives.triplets import require_triplets
 from combemb.learning.settings import setting
 from combemb.search.codebook import ProductCodebook, binary_codebook
@@ -167,7 +168,7 @@ class SSAH(DeepMethod, CodeMethod):
         """Return mu_t, r_t and a_t, and the weight omega_t of the consistent loss."""
         t = min(fraction_done / self.pace_share, 1.0) if self.pace_share > 0 else 1.0
         pace = Pace(t * self.excess, t * self.occlusion, t * math.radians(self.angle))
-        return pace, self.consistent_weight * math.exp(-5 * (1 - t) ** 2)
+        return pace, self.consistent_weight * ramp_up(t)
 
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
         """Let A-Net and H-Net take one step each."""

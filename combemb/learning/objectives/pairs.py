@@ -17,6 +17,37 @@ def similar(pi: Tensor, threshold: float | Tensor, rows: slice = ALL) -> Tensor:
     return _with_self(pi[rows] @ pi.T >= threshold, rows)
 
 
+def rank_statistics(features: Tensor, k: int, rows: slice = ALL) -> Tensor:
+    """Pair items whose k largest features are the same ones, in any order (RankStats). features (B, F).
+
+    Of equal features, the first ones count as larger, so that a run can be repeated.
+    """
+    k = min(k, features.shape[1])
+    largest = features.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    is_large = torch.zeros_like(features).scatter_(1, largest, 1.0)
+    return is_large[rows] @ is_large.T == k
+
+
+def same_cluster(clusters: Tensor, rows: slice = ALL) -> Tensor:
+    """Pair items of one cluster, such as one of k-means. clusters (B,)."""
+    return clusters[rows, None] == clusters
+
+
+def partners(features: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Return one partner (B,) for each item (ORCA): a rule that gives one pair each and is not symmetric.
+
+    A labelled item gets a random other item of its class in the batch, itself if there is none; an unlabelled one its
+    nearest neighbour by cosine, labelled or not. features (B, F) of unit length; labels (B,), -1 = unlabelled.
+    """
+    other = ~torch.eye(len(features), dtype=torch.bool, device=features.device)
+    nearest = (features @ features.T).masked_fill(~other, -torch.inf).argmax(dim=1)
+    same = (labels[:, None] == labels) & (labels[:, None] >= 0) & other
+    luck = torch.rand(same.shape, generator=generator).to(same.device).masked_fill(~same, -1.0)
+    alone = torch.arange(len(labels), device=labels.device)
+    by_label = torch.where(same.any(dim=1), luck.argmax(dim=1), alone)
+    return torch.where(labels >= 0, by_label, nearest)
+
+
 def mutual_neighbours(features: Tensor, n_neighbours: Tensor, rows: slice = ALL) -> Tensor:
     """Pair items that are among each other's nearest in the batch, by cosine.
 

@@ -22,8 +22,8 @@ from combemb.system.arrays import unit
 class SimCLR(BackboneTraining):
     """A simple framework for contrastive learning (Chen et al. 2020), on all images.
 
-    L = -log(exp(v_i . v_j / T) / sum_{k != i} exp(v_i . v_k / T)) for the two views i, j of an image among all views of a
-    batch, v the output of a projector at unit length: the mean over all views. The projector is thrown away.
+    L = -log(exp(v_i . v_j / T) / sum_{k != i} exp(v_i . v_k / T)) for the two views i, j of an image among all views of
+    a batch, v the output of a projector at unit length: the mean over all views. The projector is thrown away.
     """
 
     paper: ClassVar[str] = "A Simple Framework for Contrastive Learning of Visual Representations, ICML 2020"
@@ -56,7 +56,9 @@ class SimCLR(BackboneTraining):
 
     def _positives(self, n: int, views: Tensor) -> Tensor:
         """Return which views are those of one image: each process has n images, first views before second ones."""
-        return torch.block_diag(*[other_views(n)] * processes.world_size()).to(views.device, torch.bool)
+        parts = [other_views(n)] * processes.world_size()
+        positives: Tensor = torch.block_diag(*parts)
+        return positives.to(views.device, torch.bool)
 
     def _batches(self, items: Items, labels: Labels) -> Batches:
         """Return batches that ignore the labels, which only the check uses."""

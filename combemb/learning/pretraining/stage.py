@@ -21,7 +21,9 @@ STAGE_FORMAT = 1  # increased when the same recipe gives other weights
 class FirstStage(Protocol):
     """Training of a backbone on images, such as SimCLR on all of them or a classifier on the labelled ones."""
 
-    uses_labels: bool
+    @property
+    def uses_labels(self) -> bool:
+        """Whether its result depends on the labels."""
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class BackboneTraining(DeepMethod):
     def prepare(self, data: Batches) -> None:
         """Store convolutions with their channels last, in which they run faster on CPUs and GPUs."""
         assert self.tower_.backbone is not None
-        self.tower_.backbone.to(memory_format=torch.channels_last)
+        self.tower_.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _labels(self, data: Batches) -> Labels:
         """Return the labels that the check uses."""
