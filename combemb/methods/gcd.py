@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from combemb.discovery.class_number import counted_rows
 from combemb.discovery.kmeans import kmeans
 from combemb.learning.batches import Batch, Batches
-from combemb.learning.curves import Panel
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.contrast import contrastive_loss, other_views, views_of_class
@@ -27,7 +25,7 @@ class Network(nn.Module):
 
     def __init__(self, body: HeadNetwork, hidden: int, projection: int, n_classes: int):
         super().__init__()
-        self.body = body
+        self.trunk = body.trunk
         self.projector = nn.Sequential(
             *(nn.Linear(body.n_outputs, hidden), nn.GELU()),
             *(nn.Linear(hidden, hidden), nn.GELU()),
@@ -37,12 +35,11 @@ class Network(nn.Module):
 
     def views(self, x: Tensor) -> Tensor:
         """Map x (B, F') to what the losses compare, (B, d) of unit length."""
-        return unit(self.projector(self.body.trunk(x)))
+        return unit(self.projector(self.trunk(x)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, F') to the output of the trunk, (B, D) of unit length."""
-        out: Tensor = self.body(x)
-        return out
+        return unit(self.trunk(x))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -15,6 +15,7 @@ from combemb.learning.loop import Terms
 from combemb.learning.objectives.head_network import HeadNetwork
 from combemb.learning.objectives.pair_losses import partner_bce
 from combemb.learning.objectives.pairs import partners
+from combemb.learning.pretraining.training import share_right
 from combemb.learning.settings import setting
 from combemb.system import processes
 from combemb.system.arrays import unit
@@ -25,16 +26,17 @@ MAX_ESTIMATED = 10_000  # the uncertainty is the mean over at most so many unlab
 def margin_loss(logits: Tensor, labels: Tensor, margin: Tensor | float, scale: float) -> Tensor:
     """Return the cross-entropy with s m added to the logit of the true class, mean over the items.
 
-    L = -log(exp(s (cos_y + m)) / (exp(s (cos_y + m)) + sum_{c != y} exp(s cos_c))): the margin is -m, an item is content
-    before it is nearest to its own class. logits (n, C) are s cos_c; labels (n,).
+    L = -log(exp(s (cos_y + m)) / (exp(s (cos_y + m)) + sum_{c != y} exp(s cos_c))): the margin is -m, so an
+    item needs less than to be nearest to its own class. logits (n, C) are s cos_c; labels (n,).
     """
     is_true = functional.one_hot(labels, logits.shape[1])
     return functional.cross_entropy(logits + scale * margin * is_true, labels)
 
 
 def entropy_of_mean(p: Tensor) -> Tensor:
-    """Return H = -sum_c q_c log q_c of the mean q of the probabilities p (n, C): log C if the classes are equally full."""
-    return torch.special.entr(p.mean(dim=0)).sum()
+    """Return H = -sum_c q_c log q_c, q the mean of the probabilities p (n, C): log C if all classes are equally full."""
+    entropies: Tensor = torch.special.entr(p.mean(dim=0))  # 0 at 0
+    return entropies.sum()
 
 
 def uncertainty(p: Tensor) -> Tensor:
@@ -53,9 +55,9 @@ class ORCA(HeadMethod):
       m = min(u, max_margin), u the mean of 1 - max_c p over the unlabelled items, is estimated before each epoch. As
       long as the unlabelled items are uncertain, the margin is negative: seen classes are held back, so that novel ones
       become as compact as they are;
-    - L_P = -mean_i log(p_i . p'_j), j the partner of i (`pairs.partners`): for a labelled item a random other one of its
-      class, for an unlabelled one the item of the batch that is nearest by the cosine of f, which gets no gradient. p'
-      is of the second view;
+    - L_P = -mean_i log(p_i . p'_j), j the partner of i (`pairs.partners`): for a labelled item a random other one of
+      its class, for an unlabelled one the item of the batch that is nearest by the cosine of f, a choice without
+      gradient. p' is that of the second view;
     - H: entropy of the mean of p over the batch, which keeps the classes equally full.
 
     eta_1 and eta_2 of the paper are `pair_weight` and `entropy_weight`. L_S names the first outputs, so they need no
@@ -64,9 +66,9 @@ class ORCA(HeadMethod):
 
     paper: ClassVar[str] = "Open-World Semi-Supervised Learning, ICLR 2022"
     departs: ClassVar[str] = (
-        "AdamW with a cosine instead of SGD with steps; labelled items of a batch are drawn evenly over their classes, a "
-        "fixed share instead of theirs in the data; on frozen features, a layer in the place of the last stage; the "
-        f"uncertainty is estimated on at most {MAX_ESTIMATED:,} items"
+        "AdamW with a cosine instead of SGD with steps; a fixed share of a batch is labelled, drawn evenly over the "
+        "classes; on frozen features, a layer in the place of the last stage; the uncertainty is estimated on at most "
+        f"{MAX_ESTIMATED:,} items"
     )
     paper_stages: ClassVar[tuple[str, ...]] = ("simclr",)
     trial_settings: ClassVar[dict[str, Any]] = {"pretraining_epochs": 1}
@@ -85,7 +87,8 @@ class ORCA(HeadMethod):
     batch_size: int = setting(512, "items per step, over all processes; the release's", above=0)
     learning_rate: float = setting(
         1e-3,
-        "peak of the schedule; ours, the release has SGD with 0.1, momentum 0.9, a tenth from epochs 140 and 180 of 200 on",
+        "peak of the schedule; ours, the release has SGD with 0.1, momentum 0.9, divided by 10 at epochs 140 and 180 of "
+        "200",
         above=0,
     )
     weight_decay: float = setting(1e-4, "weight decay; ours, the release has 5e-4 with SGD", at_least=0)
@@ -132,10 +135,9 @@ class ORCA(HeadMethod):
     @torch.no_grad()
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
         """Return the margin, and the share of labelled items whose nearest one of the labelled part has their class."""
-        labels = batch.labels[: batch.n_labelled]
-        f = self.heads_(self.mapped(batch).x[: batch.n_labelled])
-        nearest = partners(f, torch.full_like(labels, -1))
-        return {"margin": float(self._margin), "neighbours_right": float((labels[nearest] == labels).float().mean())}
+        n = batch.n_labelled
+        f = self.heads_(self.mapped(batch).x[:n])
+        return {"margin": float(self._margin), "neighbours_right": share_right(f, batch.labels[:n], 1)}
 
     @property
     def panels(self) -> tuple[Panel, ...]:
