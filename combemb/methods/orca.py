@@ -13,7 +13,7 @@ from combemb.learning.curves import Panel
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.head_network import HeadNetwork
-from combemb.learning.objectives.pair_losses import partner_bce
+from combemb.learning.objectives.pair_losses import SMALLEST, partner_bce
 from combemb.learning.objectives.pairs import partners
 from combemb.learning.pretraining.training import share_right
 from combemb.learning.settings import setting
@@ -34,9 +34,9 @@ def margin_loss(logits: Tensor, labels: Tensor, margin: Tensor | float, scale: f
 
 
 def entropy_of_mean(p: Tensor) -> Tensor:
-    """Return H = -sum_c q_c log q_c, q the mean of the probabilities p (n, C): log C if all classes are equally full."""
-    entropies: Tensor = torch.special.entr(p.mean(dim=0))  # 0 at 0
-    return entropies.sum()
+    """Return H = -sum_c q_c log q_c, q the mean of p (n, C): log C if all classes are equally full."""
+    q = p.mean(dim=0)
+    return -(q * q.clamp(min=SMALLEST).log()).sum()
 
 
 def uncertainty(p: Tensor) -> Tensor:
@@ -87,8 +87,7 @@ class ORCA(HeadMethod):
     batch_size: int = setting(512, "items per step, over all processes; the release's", above=0)
     learning_rate: float = setting(
         1e-3,
-        "peak of the schedule; ours, the release has SGD with 0.1, momentum 0.9, divided by 10 at epochs 140 and 180 of "
-        "200",
+        "peak of the schedule; ours, the release has SGD with 0.1, a tenth from epochs 140 and 180 of 200 on",
         above=0,
     )
     weight_decay: float = setting(1e-4, "weight decay; ours, the release has 5e-4 with SGD", at_least=0)
