@@ -13,6 +13,8 @@ from combemb.learning.batches import Batch, Batches, MappedItems
 from combemb.methods import gcd
 from combemb.methods.gcd import GCD
 from combemb.system.machine import seeded
+from tests.pictures import LABELS as LABELS_OF_PICTURES
+from tests.pictures import PIXELS, SEEN
 from tests.toy_methods import toy_data
 
 N_LABELLED, N, F, N_SEEN = 5, 9, 4, 2
@@ -179,6 +181,15 @@ def test_a_run_folder_restores_the_centres(tmp_path):
     loaded = GCD.load(tmp_path)
     assert torch.equal(loaded.network_.centres, method.network_.centres)
     assert (loaded.predict(x) == method.predict(x)).all()
+
+
+def test_a_backbone_without_weights_is_trained_by_simclr_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMBEMB_CACHE", str(tmp_path))
+    small = {"backbone": "resnet18", "backbone_width": 4, "image_size": 16, "finetune": "all", "pretraining_epochs": 1}
+    method = GCD(**small, n_novel=2, epochs=1, batch_size=36, n_views=2).fit(PIXELS, LABELS_OF_PICTURES)
+    assert [path.name.split("-")[0] for path in (tmp_path / "pretraining").iterdir()] == ["simclr"]
+    assert method.network_.centres.shape == (6, 32)  # of the backbone, without a layer
+    assert set(method.predict(PIXELS)) <= {*SEEN, "novel-1", "novel-2"}
 
 
 def test_the_numbers_of_the_paper_are_the_defaults():

@@ -12,6 +12,8 @@ from combemb.learning.batches import Batch, Batches, MappedItems
 from combemb.methods import orca
 from combemb.methods.orca import ORCA, entropy_of_mean, margin_loss, uncertainty
 from combemb.system.machine import seeded
+from tests.pictures import LABELS as LABELS_OF_PICTURES
+from tests.pictures import PIXELS, SEEN
 from tests.toy_methods import toy_data
 
 N_LABELLED, N, F, N_SEEN, N_NOVEL, WIDTH = 6, 11, 5, 2, 2, 7
@@ -245,6 +247,15 @@ def test_the_head_names_seen_classes_and_finds_novel_ones():
     novel = found[np.arange(140) % 7 >= 5]
     assert np.mean([str(name).startswith("novel") for name in novel]) > 0.9
     assert set(novel[::2]) == {"novel-1", "novel-2"} - set(novel[1::2])
+
+
+def test_a_backbone_without_weights_is_trained_by_simclr_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMBEMB_CACHE", str(tmp_path))
+    small = {"backbone": "resnet18", "backbone_width": 4, "image_size": 16, "finetune": "all", "pretraining_epochs": 1}
+    method = ORCA(**small, n_novel=2, epochs=1, batch_size=36, n_views=2).fit(PIXELS, LABELS_OF_PICTURES)
+    assert [path.name.split("-")[0] for path in (tmp_path / "pretraining").iterdir()] == ["simclr"]
+    assert method.network_.heads["classes"].weight.shape == (6, 32)  # of the backbone, without a layer
+    assert set(method.predict(PIXELS)) <= {*SEEN, "novel-1", "novel-2"}
 
 
 def test_the_numbers_of_the_release_are_the_defaults():
