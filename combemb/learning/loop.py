@@ -258,3 +258,8 @@ def _load_state(tensors: Terms, module: nn.Module, optimisers: list[Optimizer], 
             slots.setdefault(int(i), {}).setdefault(int(j), {})[slot] = tensor
     for number, optimiser in enumerate(optimisers):
         optimiser.load_state_dict({**optimiser.state_dict(), "state": slots.get(number, {})})
+        for (
+            parameter,
+            own,
+        ) in optimiser.state.items():  # a fused optimiser needs them in the memory format of the weights
+            own.update({s: torch.empty_like(parameter).copy_(t) for s, t in own.items() if t.shape == parameter.shape})

@@ -73,7 +73,7 @@ def share_right(features: Tensor, classes: Tensor, k: int) -> float:
     """
     cosines = unit(features) @ unit(features).T
     nearest = cosines.fill_diagonal_(-torch.inf).topk(min(k, len(features) - 1), dim=1).indices
-    votes = torch.nn.functional.one_hot(classes[nearest]).sum(dim=1)
+    votes = torch.nn.functional.one_hot(classes[nearest], int(classes.max()) + 1).sum(dim=1)
     return float((votes.argmax(dim=1) == classes).float().mean())
 
 

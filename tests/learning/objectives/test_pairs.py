@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from combemb.learning.objectives.pairs import listed, mutual_neighbours, similar, threshold_for_precision
+from combemb.learning.objectives.pairs import (
+    listed,
+    mutual_neighbours,
+    partners,
+    rank_statistics,
+    same_cluster,
+    similar,
+    threshold_for_precision,
+)
 from combemb.system.arrays import unit
 from tests.reference import naive
 
@@ -72,6 +80,9 @@ def test_rows_asked_for_are_rows_of_the_whole(rows):
     assert torch.equal(mutual_neighbours(x, ranks, rows), mutual_neighbours(x, ranks)[rows])
     lists, items = some_lists(15)
     assert torch.equal(listed(lists, items, rows), listed(lists, items)[rows])
+    assert torch.equal(rank_statistics(x, 2, rows), rank_statistics(x, 2)[rows])
+    clusters = torch.arange(15) % 4
+    assert torch.equal(same_cluster(clusters, rows), same_cluster(clusters)[rows])
 
 
 # Mutual neighbours
@@ -143,6 +154,70 @@ def test_items_without_neighbours_are_paired_with_themselves_only():
 def test_neighbours_that_are_not_in_the_batch_are_no_pair():
     assert torch.equal(listed(torch.tensor([[7], [9]]), torch.tensor([3, 7])), torch.ones(2, 2, dtype=torch.bool))
     assert torch.equal(listed(torch.tensor([[8], [9]]), torch.tensor([3, 7])), torch.eye(2, dtype=torch.bool))
+
+
+# Rank statistics
+
+
+def largest(row: list[float], k: int) -> set[int]:
+    """Positions of the k largest values; of equal ones, the first."""
+    return set(sorted(range(len(row)), key=lambda d: (-row[d], d))[:k])
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 9])
+@pytest.mark.parametrize("n_values", [2, 4, 1000])
+def test_rank_statistics_equal_sets_of_the_largest_features_with_ties(k, n_values):
+    generator = torch.Generator().manual_seed(k)
+    x = torch.randint(n_values, (30, 6), generator=generator).float().sub(n_values / 2).relu()  # many are 0
+    sets = [largest(row, k) for row in x.tolist()]
+    assert torch.equal(rank_statistics(x, k), torch.tensor([[a == b for b in sets] for a in sets]))
+
+
+def test_the_order_of_the_largest_features_does_not_matter():
+    x = torch.tensor([[5.0, 4, 1, 0], [4, 5, 0, 1], [5, 1, 4, 0]])
+    assert rank_statistics(x, 2).tolist() == [[True, True, False], [True, True, False], [False, False, True]]
+    assert rank_statistics(x, 1).tolist() == [[True, False, True], [False, True, False], [True, False, True]]
+    assert rank_statistics(x, 4).all()
+    assert rank_statistics(x, 100).all()
+
+
+# Clusters
+
+
+def test_items_of_one_cluster_are_pairs():
+    clusters = [2, 0, 2, 1, 0]
+    assert same_cluster(torch.tensor(clusters)).tolist() == [[a == b for b in clusters] for a in clusters]
+
+
+# Partners
+
+
+def test_labelled_items_get_every_other_item_of_their_class_and_unlabelled_ones_the_nearest():
+    x, labels = random_units(14, 4), torch.tensor([0, 1, 0, 2, 1, 0, -1, -1, -1, -1, -1, -1, 1, -1])
+    generator = torch.Generator().manual_seed(0)
+    found = [set() for _ in range(14)]
+    for _ in range(100):
+        for own, j in zip(found, partners(x, labels, generator).tolist(), strict=True):
+            own.add(j)
+    for i in range(14):
+        same = {j for j in range(14) if j != i and labels[j] == labels[i]}
+        nearest = {max((j for j in range(14) if j != i), key=lambda j: float(x[i] @ x[j]))}
+        expected = nearest if labels[i] < 0 else same or {i}  # an item alone in its class is its own partner
+        assert found[i] == expected
+    assert found[3] == {3}
+
+
+def test_the_generator_decides_the_partners():
+    x, labels = random_units(12, 4), torch.zeros(12, dtype=torch.int64)
+    first, again, other = (partners(x, labels, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_partners_need_not_be_mutual():
+    angles = torch.tensor([0.0, 0.1, 0.3])
+    x = torch.stack([angles.cos(), angles.sin()], dim=1)
+    assert partners(x, torch.tensor([-1, -1, -1])).tolist() == [1, 0, 1]
 
 
 # The calibration of gamma
