@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from combemb.data.labels import same_class
@@ -48,6 +48,8 @@ class PairHeads(WithSGD, HeadMethod):
         0.25, "T, share of the training in which that weight rises; the release's 50 of 200 epochs", above=0, at_most=1
     )
 
+    clean: bool = setting(False, "whether bla bla")
+
     @abstractmethod
     def pairs(self, f: Tensor) -> Tensor:
         """Return which pairs of items count as one class (n, n) bool, from features of the trunk (n, D)."""
@@ -77,7 +79,10 @@ class PairHeads(WithSGD, HeadMethod):
 
     def network(self, n_features: int, n_seen: int, n_novel: int) -> HeadNetwork:
         """Return the trunk and the two heads."""
-        return self.head_network(n_features, {SEEN: n_seen, ALL: n_seen + n_novel})
+        net = self.head_network(n_features, {SEEN: n_seen, ALL: n_seen + n_novel})
+        if isinstance(net.trunk, nn.Sequential):
+            start_at_axes(net.trunk[0].weight)
+        return net
 
     def prepare(self, data: Batches) -> None:
         """Learn the labels."""
@@ -96,9 +101,15 @@ class PairHeads(WithSGD, HeadMethod):
         views = consistency(scores.softmax(dim=1), heads[SEEN](other).softmax(dim=1)) + consistency(p, q)
         return {
             "classes": functional.cross_entropy(scores[:n], batch.labels[:n]),
-            "pairs": pairwise_bce(p[n:], q[n:], self.pairs(f[n:].detach())),
+            "pairs": pairwise_bce(p[n:], q[n:], self.pairs(self.compared(f, batch)[n:].detach())),
             "consistency": weight * views,
         }
+
+    def compared(self, f, batch):
+        return self.heads_.trunk(batch.clean) if self.clean and batch.clean is not None else f
+
+    @property
+    def wants_clean(self): return self.clean
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the scores of all classes, seen ones first."""
@@ -112,7 +123,8 @@ class PairHeads(WithSGD, HeadMethod):
     @torch.no_grad()
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
         """Return how many others an unlabelled item is paired with, and how good the rule is on labelled items."""
-        f, n = self.heads_.trunk(self.mapped(batch).x), batch.n_labelled
+        mapped, n = self.mapped(batch), batch.n_labelled
+        f = self.compared(self.heads_.trunk(mapped.x), mapped)
         n_positives = self.pairs(f[n:]).sum().item() - (len(f) - n)
         own = torch.eye(n, dtype=torch.bool, device=f.device)
         found, same = self.pairs(f[:n]) & ~own, same_class(batch.labels[:n], batch.labels[:n]) & ~own
@@ -131,3 +143,12 @@ class PairHeads(WithSGD, HeadMethod):
             Panel("pair rule on labelled pairs", ("pair_precision", "pair_recall"), is_share=True),
             Panel("other items an item is paired with", ("positives_per_anchor",)),
         )
+
+
+@torch.no_grad()
+def start_at_axes(weight: Tensor) -> None:
+    """Set the weights (D, F') of a layer to the axes and their opposites, in turn, the leading axes first."""
+    weight.zero_()
+    rows = torch.arange(len(weight))
+    axes = (rows // 2) % weight.shape[1]
+    weight[rows, axes] = 1.0 - 2.0 * (rows % 2)
