@@ -24,23 +24,32 @@ SEEN, ALL = "seen", "all"  # the two heads
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PairHeads(WithSGD, HeadMethod):
-    """A head over the seen classes with labels, and one over all classes with pairs of unlabelled items.
+    """Two heads on one trunk: over the seen classes, by labels, and over all classes, by pairs of unlabelled items.
 
-    L = CE + BCE + w(t) * MSE, after a start on the labels:
+    L = CE + BCE + w(t) * MSE, after a start on the labels (Han et al. 2020):
 
     - CE of the seen head on the labelled items of view 1;
-    - BCE of "one class", whose probability is p_i . p'_j, over all ordered pairs of unlabelled items (i = j included):
-      p is the softmax of the head over all classes in view 1, p' in view 2. A method says by `pairs` which are of one
-      class;
-    - MSE of the softmax of both views, for both heads and all items; w(t) = consistency_weight * ramp_up(t /
-      ramp_share), t the share of the training that is done.
+    - BCE of "i and j are of one class", whose probability is p_i . p'_j, over all ordered pairs of unlabelled items,
+      i = j included; p is the softmax of the head over all classes in view 1, p' in view 2. Which pairs are of one
+      class, a method decides by `pairs`;
+    - MSE of the softmax in both views, of both heads and for all items;
+    - w(t) = consistency_weight * exp(-5 (1 - t / ramp_share)^2), t the share of the training that is done.
 
-    The outputs of the head over all classes have no names while it learns; they are matched to classes at the end.
+    The outputs of the head over all classes have no names while it learns; they are matched to classes at the end. In
+    the release, that head has the novel classes alone and every unlabelled item is novel. Under torchrun, each process
+    pairs the items of its own part of a batch.
+
+    On frozen features, the trunk is a layer with a ReLU that starts with the axes of the feature map and their
+    opposites: f = (max(0, x_1), max(0, -x_1), max(0, x_2), ...). Along these axes, items differ most compared with
+    items of one class, so that single features tell classes apart, as those of a trained backbone do.
     """
 
     paper_stages: ClassVar[tuple[str, ...]] = ("simclr", "supervised")
+    departs: ClassVar[str] = "a head over all classes; clean views in pairs; AdamW, a cosine and 600 steps"
     trial_settings: ClassVar[dict[str, Any]] = {"pretraining_epochs": 1, "start_steps": 50, "learning_rate": 0.01}
 
+    batch_size: int = setting(128, "items per step, over all processes; the release's", above=0)
+    learning_rate: float = setting(3e-3, "peak of the schedule (warm-up, then a cosine to zero); ours", above=0)
     consistency_weight: float = setting(
         5.0, "c, weight of the consistency of two views at its peak; the release's for CIFAR-10", at_least=0
     )
@@ -48,7 +57,11 @@ class PairHeads(WithSGD, HeadMethod):
         0.25, "T, share of the training in which that weight rises; the release's 50 of 200 epochs", above=0, at_most=1
     )
 
-    clean: bool = setting(False, "whether bla bla")
+    clean_pairs: bool = setting(
+        True,
+        "whether pairs are found on the clean view, not on view 1, unless the whole backbone is trained; ours, because "
+        "the release has weaker views",
+    )
 
     @abstractmethod
     def pairs(self, f: Tensor) -> Tensor:
@@ -56,10 +69,11 @@ class PairHeads(WithSGD, HeadMethod):
 
     @classmethod
     def as_published(cls, **settings: Any) -> Self:
-        """Return the form of the release for CIFAR-10, which is meant for a GPU.
+        """Return the form of the release for CIFAR-10, which takes a GPU.
 
-        ResNet-18 on pixels, of which the last stage is trained after the first stages; SGD, 200 epochs, batches of 128.
-        Of the views, mirroring and a shift are the release's; our shift is a crop.
+        A ResNet-18 on pixels, whose last stage is trained after the first stages; SGD, 200 epochs, batches of 128,
+        gradients as they are. Views are mirrored and cropped; the release shifts them by up to 4 pixels. Features of
+        the backbone have unit length, which does not change their ranks and cosines.
 
         Parameters
         ----------
@@ -69,19 +83,25 @@ class PairHeads(WithSGD, HeadMethod):
         published: dict[str, Any] = {"backbone": "resnet18", "backbone_width": 64, "image_size": 32, "finetune": "last"}
         published |= {"crop_area": 0.75, "colour": 0.0, "grey": 0.0, "backbone_rate": 1.0, "balanced_labels": False}
         published |= {"optimiser": "sgd", "learning_rate": 0.1, "weight_decay": 1e-4, "epochs": 200, "batch_size": 128}
-        published |= {"clip_norm": 1e6, "consistency_weight": 5.0, "ramp_share": 0.25}
+        published |= {"clip_norm": 1e6, "consistency_weight": 5.0, "ramp_share": 0.25, "clean_pairs": False}
         return cls(**{**published, **settings})
 
     @property
+    def wants_clean(self) -> bool:
+        """Whether pairs are found on the clean view."""
+        return self.clean_pairs
+
+    @property
     def uses_feature_map(self) -> bool:  # type: ignore[override]
-        """Whether the network sees principal components; not those of a trained backbone, whose ReLU is the trunk's."""
+        """Whether the network sees principal components; if a stage of the backbone is trained, it is the trunk."""
         return self.image_input_ is None or self.finetune == "none"
 
     def network(self, n_features: int, n_seen: int, n_novel: int) -> HeadNetwork:
         """Return the trunk and the two heads."""
         net = self.head_network(n_features, {SEEN: n_seen, ALL: n_seen + n_novel})
-        if isinstance(net.trunk, nn.Sequential):
-            start_at_axes(net.trunk[0].weight)
+        for layer in net.trunk.modules():
+            if isinstance(layer, nn.Linear):
+                start_at_axes(layer)
         return net
 
     def prepare(self, data: Batches) -> None:
@@ -101,15 +121,9 @@ class PairHeads(WithSGD, HeadMethod):
         views = consistency(scores.softmax(dim=1), heads[SEEN](other).softmax(dim=1)) + consistency(p, q)
         return {
             "classes": functional.cross_entropy(scores[:n], batch.labels[:n]),
-            "pairs": pairwise_bce(p[n:], q[n:], self.pairs(self.compared(f, batch)[n:].detach())),
+            "pairs": pairwise_bce(p[n:], q[n:], self.pairs(self._compared(f, batch)[n:])),
             "consistency": weight * views,
         }
-
-    def compared(self, f, batch):
-        return self.heads_.trunk(batch.clean) if self.clean and batch.clean is not None else f
-
-    @property
-    def wants_clean(self): return self.clean
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the scores of all classes, seen ones first."""
@@ -124,7 +138,7 @@ class PairHeads(WithSGD, HeadMethod):
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
         """Return how many others an unlabelled item is paired with, and how good the rule is on labelled items."""
         mapped, n = self.mapped(batch), batch.n_labelled
-        f = self.compared(self.heads_.trunk(mapped.x), mapped)
+        f = self._compared(self.heads_.trunk(mapped.x), mapped)
         n_positives = self.pairs(f[n:]).sum().item() - (len(f) - n)
         own = torch.eye(n, dtype=torch.bool, device=f.device)
         found, same = self.pairs(f[:n]) & ~own, same_class(batch.labels[:n], batch.labels[:n]) & ~own
@@ -136,6 +150,14 @@ class PairHeads(WithSGD, HeadMethod):
             "pair_recall": right / n_same if n_same else float("nan"),
         }
 
+    def _compared(self, f: Tensor, batch: Batch) -> Tensor:
+        """Return the features (B, D) that pairs are found on; they have no gradient."""
+        if batch.clean is None:
+            return f.detach()
+        with torch.no_grad():
+            clean: Tensor = self.heads_.trunk(batch.clean)
+        return clean
+
     @property
     def panels(self) -> tuple[Panel, ...]:
         """The pair rule on labelled items, and the pairs of unlabelled ones."""
@@ -146,9 +168,8 @@ class PairHeads(WithSGD, HeadMethod):
 
 
 @torch.no_grad()
-def start_at_axes(weight: Tensor) -> None:
-    """Set the weights (D, F') of a layer to the axes and their opposites, in turn, the leading axes first."""
-    weight.zero_()
-    rows = torch.arange(len(weight))
-    axes = (rows // 2) % weight.shape[1]
-    weight[rows, axes] = 1.0 - 2.0 * (rows % 2)
+def start_at_axes(layer: nn.Linear) -> None:
+    """Set the weights (D, F') of a layer to e_1, -e_1, e_2, -e_2, ...; rows after the first 2 F' stay as they are."""
+    rows = torch.arange(min(layer.out_features, 2 * layer.in_features))
+    layer.weight[rows] = 0.0
+    layer.weight[rows, rows // 2] = 1.0 - 2.0 * (rows % 2)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from combemb.data.labels import same_class
@@ -17,7 +17,7 @@ from combemb.learning.pair_heads import PairHeads
 from combemb.learning.settings import setting
 from combemb.system.arrays import unit
 
-LABELLED, UNLABELLED = "labelled", "unlabelled"  # the two queues
+LABELLED, UNLABELLED = "labelled_queue", "unlabelled_queue"
 MIXTURES = (1 / 3, 2 / 3)  # share of the far item in a hard negative; the release's
 
 
@@ -50,19 +50,22 @@ def label_targets(labels: Tensor, queued: Tensor) -> Tensor:
     return positives / positives.sum(dim=1, keepdim=True)
 
 
-def neighbour_loss(z: Tensor, other: Tensor, queue: Tensor, targets: Tensor, temperature: float, hard: Tensor) -> Tensor:
+def neighbour_loss(
+    z: Tensor, other: Tensor, queue: Tensor, targets: Tensor, *, temperature: float, hard: Tensor | None = None
+) -> Tensor:
     """Return -mean_i sum_j t_ij log softmax_j(c_i / T), c_i = (z_i . z'_i, z_i . queue, hard negatives).
 
-    z, other (n, D) and queue (m, D) of unit length; targets t (n, 1 + m); hard (n, h) cosines with negatives, h may be
-    0. Gradients pass through z alone.
+    z, other (n, D) and queue (m, D) of unit length; targets t (n, 1 + m); hard (n, h) cosines with negatives. Gradients
+    pass through z, not through the other view.
     """
+    hard = z.new_zeros(len(z), 0) if hard is None else hard
     own = (z * other.detach()).sum(dim=1, keepdim=True)
     logits = torch.cat([own, z @ queue.T, hard], dim=1) / temperature
     return functional.cross_entropy(logits, functional.pad(targets, (0, hard.shape[1])))
 
 
-def hard_negatives(z: Tensor, queue: Tensor, labelled: Tensor, n_far: int, n_rounds: int, n_hard: int) -> Tensor:
-    """Return the largest cosines (n, h) of items with mixtures of two items that are surely of other classes (HNG).
+def hard_negatives(z: Tensor, queue: Tensor, labelled: Tensor, *, n_far: int, n_rounds: int, n_hard: int) -> Tensor:
+    """Return the n_hard largest cosines z_i . g (n, h) of items with mixtures g of other items (HNG).
 
     g = (a q + (1 - a) l) / |a q + (1 - a) l|, a = 1/3 and 2/3, for each of the n_far items q of the queue that are
     farthest from z_i and n_rounds random labelled items l. z (n, D), queue (m, D), labelled (m', D) of unit length.
@@ -83,77 +86,87 @@ def hard_negatives(z: Tensor, queue: Tensor, labelled: Tensor, n_far: int, n_rou
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class NCL(PairHeads):
-    """Neighbourhood contrastive learning (Zhong et al. 2021): RankStats' losses, pairs by cosine, and two contrasts.
+    """Neighbourhood contrastive learning (Zhong et al. 2021): pairs by cosine, and contrasts with two queues.
 
-    With z = f / |f|, f the features of the trunk, z' of the other view and two queues of z of the last batches,
+    With z = f / |f|, f the features of the trunk, z' those of the other view, and two queues of z of earlier batches,
     L = CE + BCE + w(t) * MSE + neighbour_weight * N + label_weight * S:
 
-    - CE, BCE, MSE and w(t) as in RankStats; i and j are of one class if z_i . z_j >= positive_threshold;
+    - CE, BCE, MSE and w(t) as in `PairHeads`; i and j are of one class if z_i . z_j >= positive_threshold;
     - N = -mean_i sum_j t_ij log softmax_j(c_i / temperature) over the unlabelled items, c_i = (z_i . z'_i, z_i . q_1,
-      z_i . q_2, ...) with the unlabelled queue q. t_i is own_share for the other view, and 1 - own_share over the k
-      nearest of the queue; k is half of what an even share of the queue among all classes would be;
-    - S = the same for the labelled items and their queue; t_i is even over z'_i and queued items of its class;
-    - with hard_negatives (HNG), the items of the queue farthest from z_i, mixed with labelled ones, join c_i.
+      z_i . q_2, ...) with the m items q of the unlabelled queue. t_i is own_share for z'_i and 1 - own_share evenly for
+      the k = m / (2 C) nearest q, C the number of all classes;
+    - S = the same over the labelled items and their queue; t_i is even over z'_i and the queued items of its class;
+    - with hard_negatives (HNG), the items of the queue farthest from z_i, mixed with labelled ones, are in c_i too.
 
-    The queues get z of this batch after its c. z' and the queues have no gradient. Departures, besides those of `departs`:
-    the release spreads 1 - own_share over the k largest of (z'_i, queue) and then writes own_share over the first, so
-    that its targets do not sum to one; unlabelled items of seen classes are among them here, so that mixtures with
-    labelled items may be of the right class.
+    The queues get z of a batch after its losses; z' and the queues have no gradient. Departures, besides those of
+    `PairHeads`: the release sets t_i to (1 - own_share) / k for the k largest of c_i and then to own_share for z'_i, so
+    that it does not always sum to one. Unlabelled items may be of seen classes here, so that a hard negative may have
+    the class of its item. With few items, only half as many of a queue are used.
     """
 
     paper: ClassVar[str] = "NCL: Neighborhood Contrastive Learning for Novel Class Discovery, CVPR 2021"
-    departs: ClassVar[str] = "x"
+    departs: ClassVar[str] = f"targets of the contrast sum to one; {PairHeads.departs}; a lower positive_threshold"
 
-    positive_threshold: float = setting(0.95, "least cosine of two items of one class; the paper's", above=-1, at_most=1)
+    positive_threshold: float = setting(
+        0.7,
+        "least cosine of two items of one class; ours for a layer on frozen features, the release has 0.95",
+        above=-1,
+        at_most=1,
+    )
     queue_length: int = setting(
-        2000, "items of each queue, but at most half of the labelled or unlabelled items; the paper's", above=0
+        2000, "items in each queue; the paper's, but at most half of the items that could be in it", above=0
     )
     temperature: float = setting(0.05, "T of N and S; the paper's", above=0)
-    own_share: float = setting(0.2, "alpha, share of the other view in the targets of N; the release's", above=0, at_most=1)
+    own_share: float = setting(0.2, "share of the other view in the targets of N; the release's", above=0, at_most=1)
     neighbour_weight: float = setting(1.0, "weight of N; the release's", at_least=0)
     label_weight: float = setting(0.1, "weight of S; the release's", at_least=0)
     hard_negatives: bool = setting(False, "whether N has hard negatives; off, as the release advises for CIFAR-10")
-    n_far: int = setting(50, "farthest items of the queue that are mixed; the release's for 5 novel classes", above=0)
-    n_rounds: int = setting(5, "labelled items each of them is mixed with; the release's", above=0)
-    n_hard: int = setting(400, "hardest mixtures that are negatives of an item; the release's", above=0)
+    n_far: int = setting(50, "farthest items of the queue that are mixed; the release's for CIFAR-10", above=0)
+    n_rounds: int = setting(5, "labelled items that each of them is mixed with; the release's", above=0)
+    n_hard: int = setting(400, "hardest mixtures, which are the negatives of an item; the release's", above=0)
 
     @classmethod
     def as_published(cls, **settings: Any) -> Self:
-        """Return the form of the release for CIFAR-10; see `PairHeads.as_published`."""
+        """Return the form of the release for CIFAR-10, for a GPU; see `PairHeads.as_published`."""
         return super().as_published(**{"positive_threshold": 0.95, **settings})
 
     def network(self, n_features: int, n_seen: int, n_novel: int) -> HeadNetwork:
         """Return the trunk, the two heads and the two queues."""
         net = super().network(n_features, n_seen, n_novel)
-        length = int(self.queue_length)
-        net.queues = nn.ModuleDict({name: Queue(length, net.n_outputs) for name in (LABELLED, UNLABELLED)})
+        for name in (LABELLED, UNLABELLED):
+            net.add_module(name, Queue(int(self.queue_length), net.n_outputs))
         return net
 
+    @property
+    def queues(self) -> tuple[Queue, Queue]:
+        """The queue of labelled items, and that of unlabelled ones."""
+        labelled, unlabelled = self.heads_.get_submodule(LABELLED), self.heads_.get_submodule(UNLABELLED)
+        assert isinstance(labelled, Queue)
+        assert isinstance(unlabelled, Queue)
+        return labelled, unlabelled
+
     def prepare(self, data: Batches) -> None:
-        """Learn the labels, and limit the queues: in longer ones an item would meet itself."""
+        """Learn the labels, and limit the queues: in a longer one, an item would often find itself."""
         super().prepare(data)
         n_labelled = int(data.labels.is_labelled.sum())
-        self.scratch.n_queued = max(n_labelled // 2, 1), max((len(data.labels) - n_labelled) // 2, 1)
+        self.scratch.n_queued = [max(n // 2, 1) for n in (n_labelled, len(data.labels) - n_labelled)]
 
     def pairs(self, f: Tensor) -> Tensor:
         """Pair items with a large cosine."""
         return similar(unit(f), self.positive_threshold)
 
     def terms(self, f: Tensor, other: Tensor, batch: Batch) -> Terms:
-        """Return the terms of RankStats, N and S."""
-        terms, n = super().terms(f, other, batch), batch.n_labelled
-        z, other, net = unit(f), unit(other), self.heads_
-        of_labelled, of_unlabelled = net.queues[LABELLED], net.queues[UNLABELLED]
-        (labelled, classes), (queue, _) = map(latest, (of_labelled, of_unlabelled), self.scratch.n_queued)
-        none = z.new_zeros(n, 0)
-        targets = label_targets(batch.labels[:n], classes)
-        seen = neighbour_loss(z[:n], other[:n], labelled, targets, self.temperature, none)
-        hard = none.new_zeros(len(z) - n, 0)
+        """Return CE, BCE, MSE, N and S with their weights."""
+        terms, n, z, other = super().terms(f, other, batch), batch.n_labelled, unit(f), unit(other)
+        (labelled, classes), (queue, _) = map(latest, self.queues, self.scratch.n_queued)
+        k = len(queue) // (2 * len(self.heads_.order))
+        near = neighbour_targets((z[n:] @ queue.T).detach(), k, self.own_share)
+        hard = None
         if self.hard_negatives:
-            hard = hard_negatives(z[n:], queue, labelled, self.n_far, self.n_rounds, self.n_hard)
-        k = len(queue) // (2 * len(net.order))
-        targets = neighbour_targets((z[n:] @ queue.T).detach(), k, self.own_share)
-        near = neighbour_loss(z[n:], other[n:], queue, targets, self.temperature, hard)
-        of_labelled.push(z[:n], batch.labels[:n])
-        of_unlabelled.push(z[n:])
-        return terms | {"neighbours": self.neighbour_weight * near, "same_label": self.label_weight * seen}
+            hard = hard_negatives(z[n:], queue, labelled, n_far=self.n_far, n_rounds=self.n_rounds, n_hard=self.n_hard)
+        same = label_targets(batch.labels[:n], classes)
+        neighbours = neighbour_loss(z[n:], other[n:], queue, near, temperature=self.temperature, hard=hard)
+        of_class = neighbour_loss(z[:n], other[:n], labelled, same, temperature=self.temperature)
+        self.queues[0].push(z[:n], batch.labels[:n])
+        self.queues[1].push(z[n:])
+        return terms | {"neighbours": self.neighbour_weight * neighbours, "of_class": self.label_weight * of_class}
