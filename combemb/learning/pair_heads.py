@@ -11,6 +11,7 @@ from torch.nn import functional
 from combemb.data.labels import same_class
 from combemb.learning.batches import Batch, Batches
 from combemb.learning.curves import Panel
+from combemb.learning.deep import MIN_EPOCHS
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.head_network import HeadNetwork
@@ -19,6 +20,7 @@ from combemb.learning.objectives.ramps import ramp_up
 from combemb.learning.published import WithSGD
 from combemb.learning.settings import setting
 
+DEFAULT_STEPS = 1200
 SEEN, ALL = "seen", "all"  # the two heads
 
 
@@ -45,9 +47,10 @@ class PairHeads(WithSGD, HeadMethod):
     """
 
     paper_stages: ClassVar[tuple[str, ...]] = ("simclr", "supervised")
-    departs: ClassVar[str] = "a head over all classes; clean views in pairs; AdamW, a cosine and 600 steps"
+    departs: ClassVar[str] = "a head over all classes; clean views in pairs; AdamW, a cosine and fewer steps"
     trial_settings: ClassVar[dict[str, Any]] = {"pretraining_epochs": 1, "start_steps": 50, "learning_rate": 0.01}
 
+    epochs: int | None = setting(None, "passes over the data; None: 1200 steps, but at least 10 passes; ours", above=0)
     batch_size: int = setting(128, "items per step, over all processes; the release's", above=0)
     learning_rate: float = setting(3e-3, "peak of the schedule (warm-up, then a cosine to zero); ours", above=0)
     consistency_weight: float = setting(
@@ -103,6 +106,10 @@ class PairHeads(WithSGD, HeadMethod):
             if isinstance(layer, nn.Linear):
                 start_at_axes(layer)
         return net
+
+    def n_epochs(self, steps_per_epoch: int) -> int:
+        """Return the number of epochs; a head that learns from pairs takes longer than one that learns from labels."""
+        return self.epochs or max(-(-DEFAULT_STEPS // steps_per_epoch), MIN_EPOCHS)
 
     def prepare(self, data: Batches) -> None:
         """Learn the labels."""
