@@ -19,3 +19,8 @@ def pairwise_bce(p: Tensor, other: Tensor, similar: Tensor) -> Tensor:
 def partner_bce(p: Tensor, partner: Tensor) -> Tensor:
     """Return -mean_i log(p_i . p'_i): item and partner, (n, C) each, are of one class."""
     return -(p * partner).sum(dim=1).clamp(min=SMALLEST).log().mean()
+
+
+def consistency(p: Tensor, other: Tensor) -> Tensor:
+    """Return the mean of (p_ic - p'_ic)^2 over items and classes, of the probabilities (n, C) of two views."""
+    return (p - other).square().mean()
