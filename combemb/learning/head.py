@@ -80,9 +80,14 @@ class HeadMethod(DeepMethod):
         return [TrainedStage(STAGES[name](**epochs)) for name in names if name != "none"]
 
     def head_network(self, n_features: int, heads: dict[str, int], *, bias: bool = True) -> HeadNetwork:
-        """Return a trunk with heads; a backbone that is trained needs no layer as its trunk."""
+        """Return a trunk with heads."""
+        return HeadNetwork(n_features, self.trunk_width, heads, bias=bias)
+
+    @property
+    def trunk_width(self) -> int | None:
+        """Outputs of the layer on frozen features; None if the backbone is trained, which needs no layer as a trunk."""
         is_trained = self.image_input_ is not None and self.finetune != "none"
-        return HeadNetwork(n_features, None if is_trained else self.width, heads, bias=bias)
+        return None if is_trained else self.width
 
     def learn_labels(self, data: Batches, head: str) -> None:
         """Train the trunk and a head over the seen classes on the labelled items, for methods that start from that.
