@@ -36,7 +36,7 @@ class ClusterNetwork(HeadNetwork):
 
     def squared_distances(self, x: Tensor) -> Tensor:
         """Return ||z_i - u_k||^2 (B, K) of mapped features (B, F')."""
-        z = self.heads["clusters"](self.trunk(x))
+        z: Tensor = self.heads["clusters"](self.trunk(x))
         return (z[:, None] - self.centres).square().sum(dim=2)
 
 
@@ -141,6 +141,7 @@ class DTC(HeadMethod):
     def _cluster(self, features: Tensor) -> None:
         """Initialise linear layer and centres from mapped features (n, F')."""
         net, layer = self._net, self._net.heads["clusters"]
+        assert isinstance(layer, nn.Linear)
         f = net.trunk(features.to(net.order.device))
         mean, covariance = moments([f.cpu()])
         components = eigh(covariance)[1].flip(-1)[:, : net.centres.shape[1]]  # (D, K), of falling variance
