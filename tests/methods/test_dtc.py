@@ -26,7 +26,7 @@ def training(progress: float = 0.5, **settings) -> tuple[DTC, Batch, Batches]:
     method = DTC(**{**SMALL, **settings})
     seen = []
 
-    class Stop(Exception):  # noqa: N818
+    class Stop(Exception):
         pass
 
     def stop(batch, optimisers):
@@ -271,9 +271,10 @@ def test_a_resumed_fit_has_the_same_averages_and_targets(variant, tmp_path, monk
         if epoch == 2:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(DTC, "on_epoch", stop)
+    monkeypatch.setattr(DTC, "on_epoch", stop)
+    with pytest.raises(KeyboardInterrupt):
         DTC(**settings).fit(BLOBS.x, BLOBS.labels, folder=tmp_path / "run", progress=False)
+    monkeypatch.setattr(DTC, "on_epoch", real)
     resumed = DTC(**settings).fit(BLOBS.x, BLOBS.labels, folder=tmp_path / "run", resume=True, progress=False)
     assert torch.equal(resumed.embed(BLOBS.x), whole.embed(BLOBS.x))
     assert torch.equal(resumed.network_.centres, whole.network_.centres)
