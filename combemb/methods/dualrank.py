@@ -52,6 +52,17 @@ class TwoBranches(HeadNetwork):
         self.register_buffer("delta", torch.tensor(DELTA))
 
 
+@torch.no_grad()
+def start_at_axes(weight: Tensor) -> None:
+    """Make each output of a layer (D, F') a feature or its opposite, the leading features first.
+
+    Random directions of features have almost no ranks in common.
+    """
+    weight.zero_()
+    outputs = torch.arange(len(weight))
+    weight[outputs, outputs // 2 % weight.shape[1]] = 1.0 - 2.0 * (outputs % 2)
+
+
 def similarities(f: Tensor, other: Tensor, memory: Tensor, temperature: float) -> Tensor:
     """Return the logits (n, 1 + m) of items f (n, D) against their own second view and a memory (m, D).
 
@@ -145,7 +156,11 @@ class DualRank(HeadMethod):
             stage = backbone.stage if isinstance(backbone, LastStage) else list(backbone.stages.values())[-1]
             backbone.add_module("local", deepcopy(stage))
             lengths["local"] = n_features
-        return TwoBranches(n_features, self.trunk_width, heads, local, lengths)
+        net = TwoBranches(n_features, self.trunk_width, heads, local, lengths)
+        if isinstance(net.trunk, nn.Sequential):
+            assert isinstance(net.trunk[0], nn.Linear)
+            start_at_axes(net.trunk[0].weight)
+        return net
 
     @property
     def _net(self) -> TwoBranches:
@@ -169,9 +184,11 @@ class DualRank(HeadMethod):
         return net.trunk(self.tower_.feature_map(f)), maps if maps.ndim == 4 else maps[..., None, None]
 
     def prepare(self, data: Batches) -> None:
-        """Learn the labels by the global branch, unless it is a stage of a backbone, which has learned them."""
-        if self.trunk_width is not None:
+        """Learn the labels by both branches, unless they are stages of a backbone, which has learned them."""
+        if self._net.local is not None:
             self.learn_labels(data, "seen")
+            pooled = nn.Sequential(self._net.local, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.learn_labels(data, "seen", (pooled, self._net.local_heads))
 
     def losses(self, batch: Batch) -> Terms:
         """Return the terms of both branches and the mutual distillation, then fill dictionary and memories."""
