@@ -24,6 +24,8 @@ from combemb.learning.settings import setting
 from combemb.system import processes
 from combemb.system.arrays import unit
 
+PUBLISHED_RANKED, PUBLISHED_WORDS = 5, 2048
+N_RANKED, N_WORDS = 1, 128  # on frozen features; chosen on tune-0
 DELTA, DELTA_MOMENTUM = 0.5, 0.99  # start and momentum of the running mean of the release
 
 
@@ -126,8 +128,18 @@ class DualRank(HeadMethod):
         "learning_rate": 0.01,
     }
 
-    n_ranked: int = setting(5, "k, largest features that must agree; the paper's", above=0)
-    n_words: int = setting(2048, "words of the dictionary of parts; the paper's", above=0)
+    n_ranked: int | None = setting(
+        None,
+        "k, largest features that must agree; None: 5, the paper's, for a backbone that is trained, and 1 on frozen "
+        "features, where larger sets hardly ever agree",
+        above=0,
+    )
+    n_words: int | None = setting(
+        None,
+        "words of the dictionary of parts; None: 2048, the paper's, for a backbone that is trained, and 128 on frozen "
+        "features",
+        above=0,
+    )
     sharpness: float = setting(15.0, "of the assignment of places to words; the release's", above=0)
     n_places: int = setting(4, "P, blocks of features that stand for places on frozen features; ours", above=0)
     n_memory: int = setting(2048, "items in the memory of each branch; the release's", above=0)
@@ -146,7 +158,8 @@ class DualRank(HeadMethod):
     def network(self, n_features: int, n_seen: int, n_novel: int) -> TwoBranches:
         """Return the network; a copy of the last stage becomes part of the backbone, whose learning rate it has."""
         backbone, heads = self.tower_.backbone, {"seen": n_seen, "all": n_seen + n_novel}
-        lengths = {"words": self.n_words, "memory": self.n_memory}
+        n_words = self.n_words or (N_WORDS if backbone is None else PUBLISHED_WORDS)
+        lengths = {"words": n_words, "memory": self.n_memory}
         local = None
         if backbone is None:
             lengths["local"] = max(self.width // self.n_places, 1)
@@ -161,6 +174,10 @@ class DualRank(HeadMethod):
             assert isinstance(net.trunk[0], nn.Linear)
             start_at_axes(net.trunk[0].weight)
         return net
+
+    @property
+    def _k(self) -> int:
+        return self.n_ranked or (N_RANKED if self.tower_.backbone is None else PUBLISHED_RANKED)
 
     @property
     def _net(self) -> TwoBranches:
@@ -196,7 +213,7 @@ class DualRank(HeadMethod):
         (f, maps), (f_other, maps_other) = self.branches(batch.x), self.branches(batch.other)
         part, part_other = maps.mean(dim=(2, 3)), maps_other.mean(dim=(2, 3))
         places = inner_places(maps.detach())  # (B, P, D')
-        similar = rank_statistics(f[n:].detach(), self.n_ranked)
+        similar = rank_statistics(f[n:].detach(), self._k)
         terms = self.branch_terms(net.heads, f, f_other, similar, batch)
         local = self.branch_terms(net.local_heads, part, part_other, self.similar_parts(places[n:]), batch)
         terms |= {f"local_{name}": term for name, term in local.items()}
@@ -237,7 +254,7 @@ class DualRank(HeadMethod):
         distances = word_distances(places, net.words.rows)
         nearest = processes.mean(distances.amin(dim=2).mean())
         net.delta.copy_(DELTA_MOMENTUM * net.delta + (1 - DELTA_MOMENTUM) * nearest)
-        return rank_statistics(bag_of_parts(distances, self.sharpness, net.delta), self.n_ranked)
+        return rank_statistics(bag_of_parts(distances, self.sharpness, net.delta), self._k)
 
     def _compared(self, f: Tensor, other: Tensor, memory: Queue) -> Tensor:
         """Return the logits of items against their second views and a memory, to which the views are then added."""
@@ -264,7 +281,7 @@ class DualRank(HeadMethod):
         bags = bag_of_parts(distances, self.sharpness, self._net.delta)
         same = same_class(batch.labels[:n], batch.labels[:n])
         for name, ranked in (("", f), ("local_", bags)):
-            pairs = rank_statistics(ranked, self.n_ranked).fill_diagonal_(False)
+            pairs = rank_statistics(ranked, self._k).fill_diagonal_(False)
             given = pairs[:n, :n]
             found[f"{name}positives_per_anchor"] = float(pairs[n:, n:].sum(dim=1).float().mean())
             found[f"{name}pair_precision"] = float(same[given].float().mean())  # NaN without pairs

@@ -1,5 +1,6 @@
 """DualRank: parts, pair labels, memories and the terms of both branches against loops; branches of a backbone."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from combemb.backbones.resnet18 import ResNet18
 from combemb.learning.batches import Batch
 from combemb.learning.objectives.parts import FeatureBlocks, bag_of_parts, inner_places, word_distances
 from combemb.learning.objectives.queues import Queue
-from combemb.methods.dualrank import DualRank, mutual_divergence, similarities
+from combemb.methods.dualrank import DualRank, mutual_divergence, similarities, start_at_axes
 from combemb.system.arrays import unit
 from combemb.system.files import write_tensors
 from combemb.system.machine import seeded
@@ -55,6 +56,20 @@ def fill(method: DualRank, full: bool = True) -> None:
     net.words.push(normal(len(net.words.rows), net.words.rows.shape[1], seed=5).relu()[: None if full else -1])
     net.memory.push(unit(normal(11, net.memory.rows.shape[1], seed=6)))
     net.local_memory.push(unit(normal(11, net.local_memory.rows.shape[1], seed=7)))
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "resnet.safetensors"
+    with seeded(1):
+        write_tensors(path, ResNet18(4).state_dict())
+    return str(path)
+
+
+@pytest.fixture
+def images(weights):
+    backbone = {"backbone": "resnet18", "backbone_width": 4, "backbone_weights": weights, "image_size": 16}
+    return {"x": PIXELS, "labels": LABELS, "n_views": 2, "batch_size": 24, "n_words": 32, "n_novel": 1, **backbone}
 
 
 # Parts
@@ -262,24 +277,17 @@ def test_the_consistency_rises_to_its_weight():
 
 def test_the_defaults_are_published():
     method = DualRank()
-    assert (method.n_ranked, method.sharpness, method.n_memory, method.temperature) == (5, 15.0, 2048, 0.07)
+    assert (method.sharpness, method.n_memory, method.temperature) == (15.0, 2048, 0.07)
+
+
+def test_ranks_and_words_are_published_for_a_trained_backbone_and_fewer_on_frozen_features(images):
+    frozen, _ = training(n_ranked=None, n_words=None)
+    trained, _ = training(**{**images, "n_ranked": None, "n_words": None, "finetune": "last"})
+    assert (frozen._k, len(frozen.network_.words.rows)) == (1, 128)
+    assert (trained._k, len(trained.network_.words.rows)) == (5, 2048)
 
 
 # Branches of a backbone
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "resnet.safetensors"
-    with seeded(1):
-        write_tensors(path, ResNet18(4).state_dict())
-    return str(path)
-
-
-@pytest.fixture
-def images(weights):
-    backbone = {"backbone": "resnet18", "backbone_width": 4, "backbone_weights": weights, "image_size": 16}
-    return {"x": PIXELS, "labels": LABELS, "n_views": 2, "batch_size": 24, "n_words": 32, "n_novel": 1, **backbone}
 
 
 @pytest.mark.parametrize("finetune", ["last", "all"])
@@ -315,3 +323,28 @@ def test_both_stages_are_trained_and_restored(images, tmp_path):
     assert torch.equal(loaded.embed(x), method.embed(x))
     restored = loaded.tower_.backbone.get_submodule("local").state_dict()
     assert all(torch.equal(restored[name], local[name]) for name in local)
+
+
+def test_the_trunk_starts_with_single_features_and_their_opposites():
+    weight = torch.full((7, 3), 9.0)
+    start_at_axes(weight)
+    x = normal(4, 3).float()
+    expected = torch.stack([x[:, 0], -x[:, 0], x[:, 1], -x[:, 1], x[:, 2], -x[:, 2], x[:, 0]], dim=1)
+    torch.testing.assert_close(x @ weight.T, expected)
+
+
+def test_both_branches_start_from_the_labels_and_the_head_is_matched_in_the_end():
+    method, batch = training(start_steps=200)
+    n, net = batch.n_labelled, method.network_
+    f, maps = method.branches(batch.x)
+    for heads, features in ((net.heads, f), (net.local_heads, maps.mean(dim=(2, 3)))):
+        assert (heads["seen"](features[:n]).argmax(dim=1) == batch.labels[:n]).float().mean() > 0.9
+    fitted = DualRank(**{**SMALL, "epochs": 20, "start_steps": 100}).fit(BLOBS.x, BLOBS.labels, progress=False)
+    features = fitted.tower_.features(torch.from_numpy(BLOBS.x))
+    scores = fitted.network_.heads["all"](fitted.network_.trunk(features))
+    torch.testing.assert_close(fitted.logits(features), scores[:, fitted.network_.order])
+    known = torch.from_numpy(BLOBS.labels >= 0)
+    own = torch.from_numpy(BLOBS.labels)[known]
+    counts = torch.zeros(3, 5).index_put((own, scores.argmax(dim=1)[known]), torch.ones(len(own)), accumulate=True)
+    best = max(sum(counts[c, o] for c, o in enumerate(order)) for order in itertools.permutations(range(5), 3))
+    assert sum(counts[c, fitted.network_.order[c]] for c in range(3)) == best
