@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Adam
 
@@ -80,24 +80,30 @@ class HeadMethod(DeepMethod):
         return [TrainedStage(STAGES[name](**epochs)) for name in names if name != "none"]
 
     def head_network(self, n_features: int, heads: dict[str, int], *, bias: bool = True) -> HeadNetwork:
-        """Return a trunk with heads; a backbone that is trained needs no layer as its trunk."""
-        is_trained = self.image_input_ is not None and self.finetune != "none"
-        return HeadNetwork(n_features, None if is_trained else self.width, heads, bias=bias)
+        """Return a trunk with heads."""
+        return HeadNetwork(n_features, self.trunk_width, heads, bias=bias)
 
-    def learn_labels(self, data: Batches, head: str) -> None:
+    @property
+    def trunk_width(self) -> int | None:
+        """Outputs of the layer on frozen features; None if the backbone is trained, which needs no layer as a trunk."""
+        is_trained = self.image_input_ is not None and self.finetune != "none"
+        return None if is_trained else self.width
+
+    def learn_labels(self, data: Batches, head: str, branch: tuple[nn.Module, nn.ModuleDict] | None = None) -> None:
         """Train the trunk and a head over the seen classes on the labelled items, for methods that start from that.
 
-        It is called in `prepare`. The part of a backbone that is trained has learned them in a first stage.
+        It is called in `prepare`; `branch` is another trunk with its heads. The part of a backbone that is trained has
+        learned them in a first stage.
         """
         net, rows = self.heads_, self._labelled_rows(data)
+        trunk, heads = branch or (net.trunk, net.heads)
         device, classes = net.order.device, torch.from_numpy(data.labels.values[rows])
         features = self.clean_features(data.items, torch.from_numpy(rows))
-        optimiser = Adam([*net.trunk.parameters(), *net.heads[head].parameters()], lr=START_RATE)
+        optimiser = Adam([*trunk.parameters(), *heads[head].parameters()], lr=START_RATE)
         for _ in range(self.start_steps):
             some = torch.randint(len(rows), (START_BATCH,))
-            loss = functional.cross_entropy(
-                net.heads[head](net.trunk(features[some].to(device))), classes[some].to(device)
-            )
+            scores = heads[head](trunk(features[some].to(device)))
+            loss = functional.cross_entropy(scores, classes[some].to(device))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -1,0 +1,294 @@
+"""DualRank: rank statistics of whole items and of their parts, in two branches that teach each other."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from combemb.backbones.base import Backbone, LastStage
+from combemb.data.labels import same_class
+from combemb.learning.batches import Batch, Batches
+from combemb.learning.curves import Panel
+from combemb.learning.head import HeadMethod
+from combemb.learning.loop import Terms
+from combemb.learning.objectives.head_network import HeadNetwork
+from combemb.learning.objectives.pair_losses import pairwise_bce
+from combemb.learning.objectives.pairs import rank_statistics
+from combemb.learning.objectives.parts import FeatureBlocks, bag_of_parts, inner_places, word_distances
+from combemb.learning.objectives.queues import Queue
+from combemb.learning.objectives.ramps import ramp_up
+from combemb.learning.settings import setting
+from combemb.system import processes
+from combemb.system.arrays import unit
+
+PUBLISHED_RANKED, PUBLISHED_WORDS = 5, 2048
+N_RANKED, N_WORDS = 1, 128  # on frozen features; chosen on tune-0
+DELTA, DELTA_MOMENTUM = 0.5, 0.99  # start and momentum of the running mean of the release
+
+
+class TwoBranches(HeadNetwork):
+    """Both branches with two heads each, the dictionary of parts, and a memory for each branch.
+
+    The features of the global branch are the network's output. `local` is None if the local branch is a copy of the
+    last stage of a backbone.
+    """
+
+    delta: Tensor  # ()
+
+    def __init__(
+        self,
+        n_features: int,
+        width: int | None,
+        heads: dict[str, int],
+        local: nn.Module | None,
+        lengths: dict[str, int],
+    ):
+        super().__init__(n_features, width, heads)
+        self.local, D = local, lengths["local"]
+        self.local_heads = nn.ModuleDict({name: nn.Linear(D, n) for name, n in heads.items()})
+        self.words, self.local_memory = Queue(lengths["words"], D), Queue(lengths["memory"], D)
+        self.memory = Queue(lengths["memory"], self.n_outputs)
+        self.register_buffer("delta", torch.tensor(DELTA))
+
+
+@torch.no_grad()
+def start_at_axes(weight: Tensor) -> None:
+    """Make each output of a layer (D, F') a feature or its opposite, the leading features first.
+
+    Random directions of features have almost no ranks in common.
+    """
+    weight.zero_()
+    outputs = torch.arange(len(weight))
+    weight[outputs, outputs // 2 % weight.shape[1]] = 1.0 - 2.0 * (outputs % 2)
+
+
+def similarities(f: Tensor, other: Tensor, memory: Tensor, temperature: float) -> Tensor:
+    """Return the logits (n, 1 + m) of items f (n, D) against their own second view and a memory (m, D).
+
+    All rows have unit length.
+    """
+    own = (f * other).sum(dim=1, keepdim=True)
+    return torch.cat([own, f @ memory.T], dim=1) / temperature
+
+
+def mutual_divergence(logits: Tensor, others: Tensor) -> Tensor:
+    """Return (KL(a || b) + KL(b || a)) / 2 = sum_j (a_j - b_j) (log a_j - log b_j) / 2, the mean over the rows.
+
+    a and b are the softmaxes of logits (n, m) and of others (n, m).
+    """
+    log_a, log_b = logits.log_softmax(dim=1), others.log_softmax(dim=1)
+    return 0.5 * ((log_a.exp() - log_b.exp()) * (log_a - log_b)).sum(dim=1).mean()
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class DualRank(HeadMethod):
+    """Dual ranking statistics and mutual knowledge distillation (Zhao & Han 2021), with heads over all classes.
+
+    A global branch g and a local one l have features f, a head over the seen classes and one over all, for views x, x':
+
+    L = sum over both branches of [CE + BCE + w(t) MSE] + mutual_weight * (KL(s^g || s^l) + KL(s^l || s^g)) / 2
+
+    - CE of the seen head on labelled items; MSE of the softmax of both views, for both heads and all items;
+      w(t) = consistency_weight * exp(-5 (1 - t / ramp_share)^2);
+    - BCE of the other head on all pairs of unlabelled items: -log(p_i . p'_j) for those of one class, -log(1 - p_i .
+      p'_j) for others. One class for g: the `n_ranked` largest features of f are the same ones. For l: those of the bag
+      of parts v = mean over places z of softmax_w(-(sharpness / delta) ||z - e_w||^2), e the dictionary;
+    - s_i = softmax([f_i . f'_i, f_i . m_1, ...] / temperature) on unlabelled items, at unit length; m is a memory of
+      earlier f', filled with the same items in both branches.
+
+    The dictionary has the last `n_words` places, one random place of each item of a batch; it is used once it is full.
+    delta is a running mean (0.99, from 0.5) of the squared distance from a place to the nearest word. Outputs of the
+    head over all classes are matched to the seen ones by labelled items. `embed` and `predict` use the global branch.
+
+    If the backbone is trained, branch l is a copy of its last stage, and places are those of the map, without the
+    outermost ring if the map is larger than 4 x 4. On frozen features there is no map: places are then `n_places`
+    blocks of the features, each with a layer of its own. That is an analogue, not the published operation.
+
+    Published: SGD at 0.1, a tenth of it after 170 of 200 epochs, momentum 0.9, weight decay 1e-4, batches of 128. The
+    release feeds the local heads with global features and uses one view twice in the local BCE; the paper does not.
+    """
+
+    paper: ClassVar[str] = (
+        "Novel Visual Category Discovery with Dual Ranking Statistics and Mutual Knowledge Distillation, NeurIPS 2021"
+    )
+    departs: ClassVar[str] = (
+        "heads over all classes (the dagger version of the CombEmb paper); on frozen features, blocks of features "
+        "instead of places in a map; AdamW"
+    )
+    paper_stages: ClassVar[tuple[str, ...]] = ("simclr", "supervised")
+    trial_settings: ClassVar[dict[str, Any]] = {
+        "start_steps": 50,
+        "width": 64,
+        "pretraining_epochs": 1,
+        "n_words": 64,
+        "n_memory": 128,
+        "learning_rate": 0.01,
+    }
+
+    n_ranked: int | None = setting(
+        None,
+        "k, largest features that must agree; None: 5, the paper's, for a backbone that is trained, and 1 on frozen "
+        "features, where larger sets hardly ever agree",
+        above=0,
+    )
+    n_words: int | None = setting(
+        None,
+        "words of the dictionary of parts; None: 2048, the paper's, for a backbone that is trained, and 128 on frozen "
+        "features",
+        above=0,
+    )
+    sharpness: float = setting(15.0, "of the assignment of places to words; the release's", above=0)
+    n_places: int = setting(4, "P, blocks of features that stand for places on frozen features; ours", above=0)
+    n_memory: int = setting(2048, "items in the memory of each branch; the release's", above=0)
+    temperature: float = setting(0.07, "T of the distributions that the branches exchange; the paper's", above=0)
+    mutual_weight: float = setting(1.0, "weight of the mutual distillation; the paper's", at_least=0)
+    consistency_weight: float = setting(5.0, "largest w(t); RankStats' for CIFAR-10, the release has 50", at_least=0)
+    ramp_share: float = setting(
+        0.25, "share of the training in which w(t) rises; 50 of 200 epochs, the release has 150", above=0, at_most=1
+    )
+
+    @property
+    def uses_feature_map(self) -> bool:  # type: ignore[override]
+        """Whether the network sees principal components: not of a trained backbone, whose own features are compared."""
+        return self.trunk_width is not None
+
+    def network(self, n_features: int, n_seen: int, n_novel: int) -> TwoBranches:
+        """Return the network; a copy of the last stage becomes part of the backbone, whose learning rate it has."""
+        backbone, heads = self.tower_.backbone, {"seen": n_seen, "all": n_seen + n_novel}
+        n_words = self.n_words or (N_WORDS if backbone is None else PUBLISHED_WORDS)
+        lengths = {"words": n_words, "memory": self.n_memory}
+        local = None
+        if backbone is None:
+            lengths["local"] = max(self.width // self.n_places, 1)
+            local = FeatureBlocks(n_features, self.n_places, lengths["local"])
+        else:
+            assert isinstance(backbone, LastStage | Backbone)
+            stage = backbone.stage if isinstance(backbone, LastStage) else list(backbone.stages.values())[-1]
+            backbone.add_module("local", deepcopy(stage))
+            lengths["local"] = n_features
+        net = TwoBranches(n_features, self.trunk_width, heads, local, lengths)
+        if isinstance(net.trunk, nn.Sequential):
+            assert isinstance(net.trunk[0], nn.Linear)
+            start_at_axes(net.trunk[0].weight)
+        return net
+
+    @property
+    def _k(self) -> int:
+        return self.n_ranked or (N_RANKED if self.tower_.backbone is None else PUBLISHED_RANKED)
+
+    @property
+    def _net(self) -> TwoBranches:
+        assert isinstance(self.network_, TwoBranches)
+        return self.network_
+
+    def mapped(self, batch: Batch) -> Batch:
+        """Return the batch as it is: both branches start from the input of a trained last stage."""
+        return batch
+
+    def branches(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features (B, D) of the global branch and the maps (B, D', h, w) of the local one."""
+        net, backbone = self._net, self.tower_.backbone
+        if backbone is None:
+            assert net.local is not None
+            return net.trunk(x), net.local(x)
+        assert isinstance(backbone, LastStage | Backbone)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._is_mixed(x.device)):
+            before = x.unflatten(1, backbone.shape) if isinstance(backbone, LastStage) else backbone.before_last(x)
+            f, maps = backbone.last(before).float(), backbone.get_submodule("local")(before).float()
+        return net.trunk(self.tower_.feature_map(f)), maps if maps.ndim == 4 else maps[..., None, None]
+
+    def prepare(self, data: Batches) -> None:
+        """Learn the labels by both branches, unless they are stages of a backbone, which has learned them."""
+        if self._net.local is not None:
+            self.learn_labels(data, "seen")
+            pooled = nn.Sequential(self._net.local, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.learn_labels(data, "seen", (pooled, self._net.local_heads))
+
+    def losses(self, batch: Batch) -> Terms:
+        """Return the terms of both branches and the mutual distillation, then fill dictionary and memories."""
+        net, n = self._net, batch.n_labelled
+        (f, maps), (f_other, maps_other) = self.branches(batch.x), self.branches(batch.other)
+        part, part_other = maps.mean(dim=(2, 3)), maps_other.mean(dim=(2, 3))
+        places = inner_places(maps.detach())  # (B, P, D')
+        similar = rank_statistics(f[n:].detach(), self._k)
+        terms = self.branch_terms(net.heads, f, f_other, similar, batch)
+        local = self.branch_terms(net.local_heads, part, part_other, self.similar_parts(places[n:]), batch)
+        terms |= {f"local_{name}": term for name, term in local.items()}
+        terms["mutual"] = self.mutual_weight * mutual_divergence(
+            self._compared(f[n:], f_other[n:], net.memory), self._compared(part[n:], part_other[n:], net.local_memory)
+        )
+        drawn = torch.randint(places.shape[1], (len(places),)).to(places.device)
+        net.words.push(places[torch.arange(len(places), device=places.device), drawn])
+        return terms
+
+    def branch_terms(
+        self, heads: nn.ModuleDict, f: Tensor, other: Tensor, similar: Tensor | None, batch: Batch
+    ) -> Terms:
+        """Return CE, BCE and consistency of a branch, from the features of both views (B, D).
+
+        similar (n, n): the unlabelled items of one class; None if that is not known yet.
+        """
+        n = batch.n_labelled
+        weight = self.consistency_weight * ramp_up(batch.fraction_done / self.ramp_share)
+        scores, p = heads["seen"](f), heads["all"](f).softmax(dim=1)
+        seen_other, p_other = heads["seen"](other).softmax(dim=1), heads["all"](other).softmax(dim=1)
+        change = functional.mse_loss(scores.softmax(dim=1), seen_other) + functional.mse_loss(p, p_other)
+        return {
+            "classes": functional.cross_entropy(scores[:n], batch.labels[:n]),
+            "pairs": p.new_zeros(()) if similar is None else pairwise_bce(p[n:], p_other[n:], similar),
+            "consistency": weight * change,
+        }
+
+    @torch.no_grad()
+    def similar_parts(self, places: Tensor) -> Tensor | None:
+        """Return the pairs of items (n, n) whose bags of parts have the same largest words, and update delta.
+
+        places (n, P, D'). None until the dictionary is full.
+        """
+        net = self._net
+        if not net.words.is_full:
+            return None
+        distances = word_distances(places, net.words.rows)
+        nearest = processes.mean(distances.amin(dim=2).mean())
+        net.delta.copy_(DELTA_MOMENTUM * net.delta + (1 - DELTA_MOMENTUM) * nearest)
+        return rank_statistics(bag_of_parts(distances, self.sharpness, net.delta), self._k)
+
+    def _compared(self, f: Tensor, other: Tensor, memory: Queue) -> Tensor:
+        """Return the logits of items against their second views and a memory, to which the views are then added."""
+        f, other = unit(f), unit(other)
+        logits = similarities(f, other, memory.content()[0], self.temperature)
+        memory.push(other)
+        return logits
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the scores of all classes by the global branch, seen ones first."""
+        scores: Tensor = self._net.heads["all"](self._net.trunk(features))
+        return scores[:, self._net.order]
+
+    def on_end(self, data: Batches) -> None:
+        """Match the outputs of the head over all classes to the seen ones."""
+        self.match_outputs(data)
+
+    @torch.no_grad()
+    def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
+        """Return how many others an unlabelled item is paired with in each branch, and how many labelled pairs fit."""
+        n, found = batch.n_labelled, {}
+        f, maps = self.branches(batch.x)
+        distances = word_distances(inner_places(maps), self._net.words.rows)
+        bags = bag_of_parts(distances, self.sharpness, self._net.delta)
+        same = same_class(batch.labels[:n], batch.labels[:n])
+        for name, ranked in (("", f), ("local_", bags)):
+            pairs = rank_statistics(ranked, self._k).fill_diagonal_(False)
+            given = pairs[:n, :n]
+            found[f"{name}positives_per_anchor"] = float(pairs[n:, n:].sum(dim=1).float().mean())
+            found[f"{name}pair_precision"] = float(same[given].float().mean())  # NaN without pairs
+        return found
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """The pair rules of both branches."""
+        names = ("positives_per_anchor", "local_positives_per_anchor"), ("pair_precision", "local_pair_precision")
+        return Panel("other items an item is paired with", names[0]), Panel("right pairs", names[1], is_share=True)
