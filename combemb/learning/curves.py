@@ -57,7 +57,7 @@ def _lines(axes: "Axes", log: list[dict[str, Any]], panel: Panel) -> None:
             [record["epoch"] for record in records], values, label=name.replace("_", " "), marker=marker, linewidth=1.3
         )
     axes.set(title=panel.title, xlabel="epoch", xlim=(0, log[-1]["epoch"] + 0.5))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     if panel.is_share:
         axes.set_ylim(0, 1.02)

@@ -130,13 +130,13 @@ def test_quiet_prints_nothing(tmp_path: Path):
         ("unlabelled", ["--method", "supervised"], "label"),
     ],
 )
-def test_bad_input_gets_one_line_and_caches_nothing(photos, cache, tmp_path, data, arguments, message):
+def test_bad_input_gets_one_line_and_caches_nothing(photos, tmp_path, data, arguments, message):
     np.save(tmp_path / "x.npy", np.zeros((5, 3), np.float32))
     (tmp_path / "empty").mkdir()
     (tmp_path / "photos").symlink_to(photos)
     (tmp_path / "unlabelled").symlink_to(photos / "unlabelled")
     assert message in refused("pretrain", tmp_path / data, *arguments)
-    assert not (cache / "pretraining").exists()
+    assert not (tmp_path / "cache" / "pretraining").exists()
 
 
 def test_a_method_must_be_chosen(photos: Path):
