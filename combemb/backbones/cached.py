@@ -1,5 +1,6 @@
 """What the cache holds, and the removal of what was not used for some time."""
 
+import json
 import shutil
 import time
 from collections.abc import Iterable
@@ -11,8 +12,10 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from combemb.backbones.feature_cache import RECORD, Segment, cache_root
+from combemb.system.files import read_about
 
 FEATURES, PRETRAINING = "features", "pretraining"  # folders of the cache
+WEIGHTS = "backbone.safetensors"  # in a folder of the latter
 SECONDS_PER_DAY = 24 * 60 * 60
 
 
@@ -31,7 +34,8 @@ class Cached:
     n_images, n_views : int
         Number of images with features, and of their views in total; 0 for weights and for files of older versions.
     networks : tuple of str
-        What computed the features, such as "torch 2.13.0".
+        What computed the features, such as "torch 2.13.0"; the backbone that weights belong to, such as "resnet18 of
+        width 16 at 32 px", none if its training is not finished.
     """
 
     path: Path
@@ -113,6 +117,19 @@ def _n_bytes(paths: Iterable[Path]) -> int:
     return sum(512 * found.st_blocks if hasattr(found, "st_blocks") else found.st_size for found in sizes)
 
 
+def _backbones(folder: Path) -> tuple[str, ...]:
+    """Return what the weights in the folder of a first stage belong to."""
+    path = folder / WEIGHTS
+    if not path.exists():
+        return ()
+    try:
+        holds = json.loads(read_about(path)["holds"])
+        name, width, _ = holds["backbone"]
+        return (f"{name}{f' of width {width}' if name == 'resnet18' else ''} at {holds['size']} px",)
+    except (KeyError, ValueError, TypeError):
+        return ("a backbone",)
+
+
 def _looked_at(path: Path) -> Cached | None:
     """Return what a folder holds, None if it is empty; files may vanish meanwhile."""
     try:
@@ -120,7 +137,7 @@ def _looked_at(path: Path) -> Cached | None:
         if not files:
             return None
         if path.parent.name == PRETRAINING:
-            return Cached(path, _n_bytes(files), path.stat().st_mtime)
+            return Cached(path, _n_bytes(files), path.stat().st_mtime, networks=_backbones(path))
         used = max(map(_used, _units(path)))
         segments = [segment for file in files if (segment := Segment.opened(file)) is not None]
         n_images = n_views = 0

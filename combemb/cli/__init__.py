@@ -18,6 +18,7 @@ from combemb.cli import (
     index,
     methods,
     predict,
+    pretrain,
     relocate,
     run,
     search,
@@ -45,7 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # those of --debug are to be sent to somebody
 )
 data_verbs = (
-    *(run.run, fit.fit, embed.embed, embed.encode, index.index, search.search),
+    *(run.run, pretrain.pretrain, fit.fit, embed.embed, embed.encode, index.index, search.search),
     *(discover.discover, classes.classes, predict.predict, export.export, relocate.relocate),
 )
 for verb in (*data_verbs, methods.methods, settings.settings, demo.demo, cache.cache, doctor.doctor):

@@ -44,7 +44,10 @@ def cache(
         say(f"{cache_root(None)}: folders: {len(there):,}, {_size(there)}")
         for found in there if action == "show" else ():
             of_features = f"{found.n_images:,} images, {found.n_views:,} views, {' and '.join(found.networks)}"
-            about = of_features.rstrip(", ") if found.has_features else "weights of a backbone"
+            of_weights = (
+                f"weights of {found.networks[0]}" if found.networks else "a backbone whose training is unfinished"
+            )
+            about = of_features.rstrip(", ") if found.has_features else of_weights
             used = datetime.fromtimestamp(found.used).strftime("%Y-%m-%d")
             say(f"  {decimal(found.n_bytes):>9}  used {used}  {about}  {printable(found.path.name)}")
 

@@ -11,6 +11,7 @@ from combemb.system.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+FEW_VALUES = 20  # up to so many are marked by points
 OTHER_LOG_KEYS = {"epoch", "loss", "items_per_second", "n_codes", "n_coded", "code_use"}  # not loss terms
 
 
@@ -30,21 +31,33 @@ def draw_curves(log: list[dict[str, Any]], path: Path, panels: tuple[Panel, ...]
 
     named = {name for panel in panels for name in panel.names}
     terms = Panel("loss terms", tuple(name for name in log[-1] if name not in OTHER_LOG_KEYS | named))
-    figure = Figure(figsize=(3.2 * (len(panels) + 2) - 0.8, 3.8), layout="constrained")
-    *places, use = figure.subplots(1, len(panels) + 2, width_ratios=[*[3] * (len(panels) + 1), 2])
-    for axes, panel in zip(places, (terms, *panels), strict=True):
+    drawn = (terms, *(panel for panel in panels if any(_has_values(log, name) for name in panel.names)))
+    use = log[-1].get("code_use")
+    widths = [*[3] * len(drawn), *([2] if use else [])]
+    figure = Figure(figsize=(max(1.07 * sum(widths) + 0.4, 4.2), 3.8), layout="constrained")
+    places = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    for axes, panel in zip(places, drawn, strict=False):
         _lines(axes, log, panel)
-    _heat(use, log[-1].get("code_use"))
+    if use:
+        _heat(places[-1], use)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=110, format="png"))
 
 
+def _has_values(log: list[dict[str, Any]], name: str) -> bool:
+    return any(record.get(name) is not None for record in log)
+
+
 def _lines(axes: "Axes", log: list[dict[str, Any]], panel: Panel) -> None:
-    names = [name for name in panel.names if name in log[-1]]
+    names = [name for name in panel.names if _has_values(log, name)]
     for name in names:
         records = [record for record in log if name in record]  # not every epoch has all numbers
         values = [np.nan if record[name] is None else record[name] for record in records]
-        axes.plot([record["epoch"] for record in records], values, label=name.replace("_", " "), linewidth=1.3)
-    axes.set(title=panel.title, xlabel="epoch")
+        marker = "." if len(values) <= FEW_VALUES else None
+        axes.plot(
+            [record["epoch"] for record in records], values, label=name.replace("_", " "), marker=marker, linewidth=1.3
+        )
+    axes.set(title=panel.title, xlabel="epoch", xlim=(0, log[-1]["epoch"] + 0.5))
+    axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     if panel.is_share:
         axes.set_ylim(0, 1.02)
@@ -54,10 +67,8 @@ def _lines(axes: "Axes", log: list[dict[str, Any]], panel: Panel) -> None:
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False)
 
 
-def _heat(axes: "Axes", use: list[list[float]] | None) -> None:
+def _heat(axes: "Axes", use: list[list[float]]) -> None:
     axes.set(title="share of items per word", xlabel="word", ylabel="set")
-    if not use:
-        return
     table = np.full((len(use), max(map(len, use))), np.nan)
     for m, row in enumerate(use):
         table[m, : len(row)] = row

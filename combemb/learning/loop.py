@@ -257,9 +257,19 @@ def _load_state(tensors: Terms, module: nn.Module, optimisers: list[Optimizer], 
             _, i, j, slot = name.split(".")
             slots.setdefault(int(i), {}).setdefault(int(j), {})[slot] = tensor
     for number, optimiser in enumerate(optimisers):
-        optimiser.load_state_dict({**optimiser.state_dict(), "state": slots.get(number, {})})
-        for (
-            parameter,
-            own,
-        ) in optimiser.state.items():  # a fused optimiser needs them in the memory format of the weights
-            own.update({s: torch.empty_like(parameter).copy_(t) for s, t in own.items() if t.shape == parameter.shape})
+        parameters = parameters_of(optimiser)
+        state = {
+            j: {slot: _laid_out_like(parameters[j], tensor) for slot, tensor in own.items()}
+            for j, own in slots.get(number, {}).items()
+        }
+        optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+
+
+def _laid_out_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return a stored tensor in the memory format of its parameter, such as channels last.
+
+    Fused optimisers walk through the memory of both, so that another order would mix up the weights.
+    """
+    if tensor.shape != parameter.shape:  # the number of steps
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from combemb.data.labels import Labels, same_class
+from combemb.data.labels import Labels
+from combemb.discovery.kmeans import kmeans
 from combemb.learning.batches import Batch, Batches
 from combemb.learning.codes import CodeMethod
 from combemb.learning.curves import Panel
@@ -23,22 +24,25 @@ from combemb.learning.objectives.meta_classes import (
     meta_classes_for,
     meta_labels,
 )
-from combemb.learning.objectives.neighbours import Neighbourhood, mutual_lists, smoothed
-from combemb.learning.objectives.pairs import listed, mutual_neighbours, similar, threshold_for_precision
+from combemb.learning.objectives.positives import (
+    Compared,
+    PairSettings,
+    calibrated_threshold,
+    estimated_classes,
+    neighbourhood,
+    precision_of_rules,
+    same_classes,
+)
 from combemb.learning.objectives.prototypes import CombinatorialNetwork, prototype_matrix, similarities, soft_assignment
 from combemb.learning.objectives.ramps import ramp_up
 from combemb.learning.settings import setting
 from combemb.search.codebook import ProductCodebook
-from combemb.search.metrics import code_use, pair_precision_recall
+from combemb.search.metrics import code_use
 from combemb.system import processes
 from combemb.system.arrays import unit
 from combemb.system.errors import require
 
-PAIR_RULES = ("similar", "nearest", "neighbours")
 STEPS_PER_CALIBRATION = 4  # of gamma; successive batches give nearly the same value
-MAX_LANDMARKS = 20_000  # neighbours are averaged among at most so many items, and listed if there are no more
-MAX_SMOOTHING = 10
-MAX_TOGETHER, ENOUGH_PER_CLASS = 4, 16  # neighbours come together if a batch has fewer items of a class
 FEATURES_ALONE = 1_000.0  # weight of the features as positives that leaves nothing to the others
 MIN_TRUST = 0.4  # the features count more where labels are trusted less, down to this
 MAX_CLASSIFIER_ITEMS = 20_000  # class embeddings are learned from at most so many labelled items
@@ -46,7 +50,7 @@ MAX_DIAGNOSED_ITEMS = 512  # codes of at most so many items are counted after ea
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class CombEmb(DeepMethod, CodeMethod):
+class CombEmb(PairSettings, DeepMethod, CodeMethod):
     """Combinatorial embedding (Kim, Kang & Han, CVPR 2023): each sub-vector of z learns one partition of the classes.
 
     L = L_meta / M + similarity_weight * L_sim + consistency_weight * L_cons, which is Eq. 8 divided by M, so that the
@@ -76,59 +80,11 @@ class CombEmb(DeepMethod, CodeMethod):
     )
     temperature: float = setting(0.1, "tau of Eq. 4; ours, the normalised softmax paper has 0.05", above=0)
     sharpness: float = setting(10.0, "lambda of Eq. 3; ours, GPQ's release has 20", above=0)
-    pair_rules: tuple[str, ...] = setting(
-        ("nearest", "neighbours"),
-        "rules whose pairs are the positives: similar (Eq. 5), nearest and neighbours (ours)",
-        choices=PAIR_RULES,
-    )
-    positive_threshold: float | None = setting(
-        None, "gamma of Eq. 5; None calibrates it on labelled pairs; ours", at_least=-1, at_most=1
-    )
-    threshold_precision: float = setting(
-        0.99, "precision on labelled pairs that a calibrated gamma must reach; ours", at_least=0, at_most=1
-    )
-    threshold_rate: float = setting(
-        0.3, "step of gamma towards the calibrated value, every fourth step of training; ours", at_least=0, at_most=1
-    )
-    nearest_share: float = setting(
-        0.4,
-        "rule nearest: two items are positives if each is among the nearest of the other by pi; their number as a "
-        "share of the items of its class in a batch; ours",
-        above=0,
-    )
-    n_neighbours: int = setting(
-        5, "rule neighbours: the same by features, among at most so many nearest in a batch; ours", above=0
-    )
-    n_listed: int = setting(
-        10, "rule neighbours: also if they are among at most so many nearest of all items; ours", above=0
-    )
-    neighbour_features: int = setting(
-        64, "directions of the features in which neighbours are searched; ours, 256 take four times as long", above=0
-    )
-    smoothing: int | None = setting(
-        None,
-        "nearest items whose mean replaces an item there; None: a quarter of a class, at most 10; ours",
-        above=0,
-    )
-    n_together: int | None = setting(
-        None,
-        "an unlabelled item and its listed neighbours that come in one batch; None: up to 4 if a batch has few items "
-        "of a class; ours",
-        above=0,
-    )
-    include_self: bool = setting(True, "whether an anchor is its own positive, as in the formula of Eq. 5")
     labelled_anchors: float = setting(
         0.3,
         "weight of labelled items as anchors of Eq. 6, with their class as positives; ours, the paper has 0",
         at_least=0,
     )
-    feature_pull: float = setting(
-        2.0,
-        "weight of the similarities of features in Eq. 6 as if they were so many positives: it counts where positives "
-        "are few; up to 2.5 times as much if labels are; ours, the paper has 0",
-        at_least=0,
-    )
-    feature_temperature: float = setting(0.1, "temperature of the softmax of these similarities; ours", above=0)
     label_trust: float = setting(
         20.0,
         "labels per class from which on Eq. 4 and labelled anchors have their full weight; ours, the paper has 0",
@@ -212,6 +168,10 @@ class CombEmb(DeepMethod, CodeMethod):
             f"found {n} seen classes, n_meta_classes={K} needs at least {K}; "
             "use fewer meta-classes or label more classes",
         )
+        require(
+            not labels.is_multi or self.n_clusters is not None or "kmeans" not in self.pair_rules,
+            "rule kmeans: the number of classes cannot be estimated if items have several labels; set n_clusters",
+        )
 
     def network(self, n_features: int, n_seen: int, n_novel: int) -> CombinatorialNetwork:
         """Return a linear map to z, the prototypes and the predictor h."""
@@ -243,31 +203,22 @@ class CombEmb(DeepMethod, CodeMethod):
         check = getattr(self, "check_", None)
         if check is not None and check.favours_plain:  # labels do harm here
             self.scratch.trust, self.scratch.pull = 0.0, FEATURES_ALONE
-        if self.feature_pull > 0 or {"nearest", "neighbours"} & set(self.pair_rules):
-            self._prepare_neighbours(data, torch.from_numpy(rows), membership[:, seen], rng)
+        clean = partial(self.clean_features, data.items)
+        if self.wants_neighbours:
+            known = torch.from_numpy(rows), membership[:, seen]
+            self.scratch.near = neighbourhood(self, data, clean, known, rng).to(self._net.threshold.device)
+        if "kmeans" in self.pair_rules:
+            n = self.n_clusters or estimated_classes(data, clean, int(self.seed))
+            self.scratch.n_clusters = min(n, len(data.items))
 
-    def _prepare_neighbours(
-        self, data: Batches, labelled: Tensor, membership: Tensor, rng: np.random.Generator
-    ) -> None:
-        """Set the neighbourhood of all items, and whether neighbours come together in batches."""
-        N, d, shares = len(data.items), self.neighbour_features, data.labels.shares()
-        shares = shares[shares > 0]
-        n_averaged = self.smoothing or int(np.clip(N * np.median(shares) / 4, 1, MAX_SMOOTHING))
-        landmarks = self.clean_features(data.items, torch.from_numpy(rng.permutation(N)[:MAX_LANDMARKS]))[:, :d]
-        n_averaged = min(n_averaged, max(len(landmarks) // 10, 1))  # the mean of all items would be useless
-        features = torch.cat(
-            [
-                smoothed(self.clean_features(data.items, rows)[:, :d], landmarks, n_averaged)
-                for rows in torch.arange(N).split(data.items.n_rows)
-            ]
-        )
-        near = Neighbourhood.of(features, labelled, membership, torch.from_numpy(shares).float())
-        if "neighbours" in self.pair_rules and N <= MAX_LANDMARKS:
-            near.lists = mutual_lists(features, near.ranks(self.nearest_share, N).clamp(max=self.n_listed))
-            data.neighbours = near.lists
-            per_class = (data.n_labelled + data.n_unlabelled) / data.labels.n_seen
-            data.n_together = self.n_together or int(np.clip(round(ENOUGH_PER_CLASS / per_class), 1, MAX_TOGETHER))
-        self.scratch.near = near.to(self._net.threshold.device)
+    @torch.no_grad()
+    def on_epoch(self, data: Batches, epoch: int) -> None:
+        """Cluster z of all items, for the rule `kmeans`."""
+        if "kmeans" in self.pair_rules and epoch % self.epochs_per_clustering == 0:
+            device, parts = self._net.threshold.device, torch.arange(len(data.items)).split(data.items.n_rows)
+            z = torch.cat([self._net(self.clean_features(data.items, rows).to(device)).cpu() for rows in parts])
+            found = kmeans(z, self.scratch.n_clusters, seed=int(self.seed), progress=False)
+            self.kept["clusters"] = torch.from_numpy(found.assignment)
 
     def losses(self, batch: Batch) -> Terms:
         """Return the three terms of Eq. 8, divided by M; Eq. 5 and 6 use the batch of all processes."""
@@ -283,7 +234,8 @@ class CombEmb(DeepMethod, CodeMethod):
             other = self._pi(batch.other, matrix)
             if batch.step % STEPS_PER_CALIBRATION == 0:
                 self._calibrate(all_pi, batch)
-            positives = self._positives(list(self._pairs(all_pi, batch, matrix, own).values()), batch, own)
+            compared = self._compared(all_pi, z, batch, matrix)
+            positives = compared.positives(self, batch, own, self.scratch.pull)
         meta = meta_class_loss(
             cosines[labelled], meta_labels(net.meta_classes, batch.labels[labelled]), self.temperature
         )
@@ -306,23 +258,18 @@ class CombEmb(DeepMethod, CodeMethod):
     def _similarity_temperature(self) -> float:
         return self.similarity_temperature or 0.33 / self.meta_classes_.table.shape[1] ** 0.25  # C, seen classes
 
-    def _pairs(self, pi: Tensor, batch: Batch, matrix: Tensor, rows: slice) -> dict[str, Tensor]:
-        """Return the pairs of each rule. pi (all B, D) of unit length -> (rows, all B) bool."""
-        found = {}
-        for rule in self.pair_rules:
-            if rule == "similar":
-                found[rule] = similar(pi, self._net.threshold, rows)
-                continue
-            items = processes.gather(batch.rows.to(pi.device))
-            near = self.scratch.near
-            ranks = near.ranks(self.nearest_share, len(pi), items)
-            if rule == "nearest":
-                found[rule] = mutual_neighbours(processes.gather(self._steady_pi(batch, matrix)), ranks, rows)
-            else:
-                found[rule] = mutual_neighbours(near.features_of(items), ranks.clamp(max=self.n_neighbours), rows)
-                if near.lists is not None:
-                    found[rule] |= listed(near.lists[items], items, rows)
-        return found
+    def _compared(self, pi: Tensor, z: Tensor, batch: Batch, matrix: Tensor) -> Compared:
+        """Return what the pair rules compare. pi (all B, D) of unit length, z (B, D)."""
+        clusters = self.kept.get("clusters")
+        return Compared(
+            pi,
+            lambda: processes.gather(z),
+            lambda: processes.gather(self._steady_pi(batch, matrix)),
+            lambda: processes.gather(batch.rows.to(pi.device)),
+            self._net.threshold,
+            getattr(self.scratch, "near", None),
+            None if clusters is None else clusters.to(pi.device),
+        )
 
     def _steady_pi(self, batch: Batch, matrix: Tensor) -> Tensor:
         """Return pi (B, D) of unit length, of the clean view if there is one, otherwise the mean over both views."""
@@ -330,33 +277,11 @@ class CombEmb(DeepMethod, CodeMethod):
             return unit(self._pi(batch.clean, matrix))
         return unit(unit(self._pi(batch.x, matrix)) + unit(self._pi(batch.other, matrix)))
 
-    def _positives(self, masks: list[Tensor], batch: Batch, rows: slice) -> Tensor:
-        """Return the weights of the positives of each row: known classes, pairs of the rules, similar features."""
-        united = reduce(torch.logical_or, masks)
-        labels = processes.gather(batch.labels.to(united.device))
-        is_labelled = labels.flatten(1)[:, 0] >= 0 if labels.dim() > 1 else labels >= 0
-        united = torch.where(is_labelled[rows, None] & is_labelled, same_class(labels[rows], labels), united)
-        united[:, rows].fill_diagonal_(self.include_self)
-        weights = united.float()
-        if self.feature_pull > 0:  # for the unlabelled rows, which are the last ones
-            features = self.scratch.near.features_of(processes.gather(batch.rows.to(united.device)))
-            own = features[rows][batch.n_labelled :]
-            weights[batch.n_labelled :] += self.scratch.pull * torch.softmax(
-                own @ features.T / self.feature_temperature, dim=1
-            )
-        return weights
-
     def _calibrate(self, pi: Tensor, batch: Batch) -> None:
         """Move gamma towards the smallest one that is precise on the labelled pairs of this batch, unless it is set."""
         if self.positive_threshold is None and "similar" in self.pair_rules:
-            pi = pi.view(processes.world_size(), -1, pi.shape[1])[:, : batch.n_labelled].flatten(0, 1)
-            found = threshold_for_precision(pi @ pi.T, self._same_class(batch), self.threshold_precision)
+            found = calibrated_threshold(pi, same_classes(batch), batch.n_labelled, self.threshold_precision)
             self._net.threshold.lerp_(found, self.threshold_rate)
-
-    def _same_class(self, batch: Batch) -> Tensor:
-        """Return which pairs of labelled items, of all processes, share a class."""
-        labels = processes.gather(batch.labels[: batch.n_labelled])
-        return same_class(labels, labels)
 
     def _ramp(self, done: float) -> float:
         """Return exp(-5 (1 - t)^2), t from 0 to 1 over the first `ramp_share` of training."""
@@ -367,26 +292,15 @@ class CombEmb(DeepMethod, CodeMethod):
         """Return positives per anchor, precision and recall of the pair rules on labelled pairs, use of the codes."""
         batch = self.mapped(batch)
         matrix = prototype_matrix(unit(self._net.prototypes))
-        pi = processes.gather(unit(self._pi(batch.x, matrix)))
-        same = self._same_class(batch)
-        masks = self._pairs(pi, batch, matrix, slice(None))
-        united = reduce(torch.logical_or, masks.values())
-        precision, recall = pair_precision_recall(_labelled(united, batch), same)
-        apart = {f"{rule}_precision": pair_precision_recall(_labelled(m, batch), same)[0] for rule, m in masks.items()}
-        per_item = united.sum(dim=1).float().view(processes.world_size(), -1)
-        per_item = per_item[:, batch.n_labelled % per_item.shape[1] :]  # of unlabelled items, if there are any
+        z = self._net.sub_vectors(batch.x)
+        pi = processes.gather(unit(soft_assignment(similarities(z, matrix, self.n_sets), matrix, self.sharpness)))
+        masks = self._compared(pi, z, batch, matrix).pairs(self, slice(None))
         rows = torch.linspace(0, len(data.items) - 1, min(len(data.items), MAX_DIAGNOSED_ITEMS)).long()
         codebook = self.codebook
         codes = codebook.encode(self._net(self.clean_features(data.items, rows).to(pi.device)).cpu())
         threshold = {"threshold": float(self._net.threshold)} if "similar" in self.pair_rules else {}
-        return {
-            **threshold,
-            "positives_per_anchor": float(per_item.mean()),
-            "pair_precision": precision,
-            "pair_recall": recall,
-            **apart,
-            **code_use(codes, codebook.sizes),
-        }
+        rules = precision_of_rules(masks, same_classes(batch), batch.n_labelled)
+        return {**threshold, **rules, **code_use(codes, codebook.sizes)}
 
     def facts(self) -> dict[str, Any]:
         """Return a text about the meta-class sets, if they were drawn here."""
@@ -395,11 +309,8 @@ class CombEmb(DeepMethod, CodeMethod):
     @property
     def panels(self) -> tuple[Panel, ...]:
         """Precision and recall of the pair rules; positives and distinct codes."""
-        rules = [f"{rule}_precision" for rule in self.pair_rules]
         return (
-            Panel(
-                "pair rules on labelled pairs", ("threshold", "pair_precision", "pair_recall", *rules), is_share=True
-            ),
+            self.rule_panel,
             Panel("counts", ("positives_per_anchor", "n_codes"), is_log=True),
         )
 
@@ -412,9 +323,7 @@ class CombEmb(DeepMethod, CodeMethod):
         used = [share for row in last["code_use"] for share in row]
         return [
             f"meta-classes: {self.meta_classes_}",
-            f"pair rules: {last['positives_per_anchor']:.1f} positives per anchor with itself; on labelled pairs "
-            f"precision {_percent(last['pair_precision'])}, recall {_percent(last['pair_recall'])}; "
-            f"by rule {', '.join(f'{rule} ' + _percent(last[f'{rule}_precision']) for rule in self.pair_rules)}",
+            self.rule_report(last),
             f"codes: {last['n_codes']} distinct among {last['n_coded']} items; "
             f"a word is used by {min(used):.1%} to {max(used):.1%} of them",
             *(few if len(self.classes_) == 1 else []),
@@ -433,13 +342,3 @@ class CombEmb(DeepMethod, CodeMethod):
     def _net(self) -> CombinatorialNetwork:
         assert isinstance(self.network_, CombinatorialNetwork)
         return self.network_
-
-
-def _percent(share: float | None) -> str:
-    return "unknown (no such pair)" if share is None else f"{share:.0%}"
-
-
-def _labelled(pairs: Tensor, batch: Batch) -> Tensor:
-    """Return the part of a (B, B) table over the batch of all processes where both items are labelled."""
-    W, n = processes.world_size(), batch.n_labelled
-    return pairs.view(W, len(pairs) // W, W, -1)[:, :n, :, :n].reshape(W * n, W * n)

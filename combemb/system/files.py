@@ -215,6 +215,15 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, about
 
 
+def read_about(path: str | Path) -> dict[str, str]:
+    """Return the `about` of `write_tensors` without reading the tensors, so not verified; nothing if there is none."""
+    try:
+        with safe_open(path, "pt") as file:
+            return dict(json.loads((file.metadata() or {}).get(METADATA_KEY, "{}")))
+    except Exception:  # safetensors raises its own type for damaged files
+        return {}
+
+
 def _checksum(tensors: dict[str, Tensor], about: dict[str, str]) -> str:
     """Return the CRC-32 of `about` and of names, types, shapes and bytes of tensors on the CPU."""
     crc = zlib.crc32(json.dumps(about, sort_keys=True).encode())

@@ -13,6 +13,7 @@ HEAVY = ("torch", "numpy", "pyarrow", "sklearn", "scipy", "faiss", "matplotlib",
 PRINT_HEAVY = f"print([name for name in {HEAVY} if name in sys.modules])"
 VERBS = [
     "run",
+    "pretrain",
     "fit",
     "embed",
     "encode",

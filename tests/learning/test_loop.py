@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from combemb.learning.loop import Diverged, _is_diagnosed, descend, schedule
+from combemb.learning.loop import Diverged, _is_diagnosed, _load_state, _state, descend, schedule
 from combemb.learning.run_folder import CHECKPOINT, LOG, WEIGHTS, RunFolder
 from combemb.system.files import unsealed
 from tests.toy_methods import Dropping, One, Paper, Two, assert_same_state, make, toy_data
@@ -220,3 +220,28 @@ def test_a_diverged_network_keeps_its_buffers_too():
     with pytest.raises(Diverged):
         method.fit(x, labels)
     assert [name for name, buffer in method.network_.named_buffers() if not buffer.isfinite().all()] == []
+
+
+def test_an_optimiser_is_restored_in_the_memory_format_of_its_parameters():
+    """Files have one order only, but a fused optimiser steps through the memory of weights and momentum alike."""
+
+    def trained(n_steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        module = torch.nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+        optimiser = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
+        steps(module, optimiser, range(n_steps))
+        return module, optimiser
+
+    def steps(module: torch.nn.Module, optimiser: torch.optim.Optimizer, numbers: range) -> None:
+        for number in numbers:
+            x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+            optimiser.zero_grad()
+            module(x.contiguous(memory_format=torch.channels_last)).square().mean().backward()
+            optimiser.step()
+
+    half, of_half = trained(2)
+    stored = {name: tensor.contiguous().clone() for name, tensor in _state(half, [of_half], {}).items()}
+    module, optimiser = trained(0)
+    _load_state(stored, module, [optimiser], {})
+    steps(module, optimiser, range(2, 4))
+    torch.testing.assert_close(module.weight, trained(4)[0].weight, rtol=0, atol=1e-6)

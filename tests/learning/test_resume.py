@@ -43,6 +43,21 @@ def test_a_resumed_run_ends_as_an_unbroken_one(kind, every_epoch, tmp_path):
     assert not (tmp_path / "run" / CHECKPOINT).exists()
 
 
+@pytest.mark.parametrize("stop", [2, 3])
+def test_clusters_of_the_rule_kmeans_survive_a_stop(stop, every_epoch, tmp_path):
+    """They were made before epoch 0 and are made again before epoch 3."""
+    x, labels = toy_data()
+    fields = {"pair_rules": ("kmeans",), "n_clusters": 7, "epochs_per_clustering": 3}
+    whole = make(Paper, **fields).fit(x, labels)
+    method = make(Paper, **fields)
+    method.interrupted_before = stop
+    with pytest.raises(KeyboardInterrupt):
+        method.fit(x, labels, folder=tmp_path / "run")
+    resumed = make(Paper, **fields).fit(x, labels, folder=tmp_path / "run", resume=True)
+    assert_same_state(resumed.state(), whole.state())
+    assert without_speed(resumed.log_) == without_speed(whole.log_)
+
+
 def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path):
     x, labels = toy_data()
     whole = make(One).fit(x, labels)

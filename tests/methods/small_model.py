@@ -11,6 +11,7 @@ from torch import Tensor
 
 from combemb.data.labels import read_labels
 from combemb.learning.batches import Batch, Batches, MappedItems
+from combemb.learning.objectives.positives import PAIR_RULES
 from combemb.methods.combemb import CombEmb
 from tests.reference import naive
 
@@ -18,6 +19,8 @@ SMALL: dict[str, Any] = {"bits": 12, "sub_vector": 3, "batch_size": 24, "epochs"
 GAMMA = 0.75  # some anchors then have positives beside themselves and some have none
 SIMILAR: dict[str, Any] = {"pair_rules": ("similar",)}
 FIXED: dict[str, Any] = {"positive_threshold": GAMMA, **SIMILAR}
+ABLATED: dict[str, Any] = {"n_clusters": 30, "n_ranked": 1, "cosine_threshold": 0.5}  # the same for the other rules
+ALL_RULES: dict[str, Any] = {"pair_rules": PAIR_RULES, "positive_threshold": GAMMA, **ABLATED}
 
 
 def problem(multi: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -51,6 +54,7 @@ def fitted(multi: bool = False, **fields: Any) -> tuple[CombEmb, Batches]:
     threshold = method.network_.threshold.clone()
     method.prepare(data)  # again, since a fitted model has let go of what only training needs
     method.network_.threshold.copy_(threshold)
+    method.on_epoch(data, 0)
     return method, data
 
 
@@ -87,6 +91,11 @@ def naive_z(method: CombEmb, x: Tensor) -> list[list[list[float]]]:
     layer = method.network_.project
     weight, bias = layer.weight.tolist(), layer.bias.tolist()
     return [naive.sub_vectors(row, weight, bias, method.n_sets) for row in x.tolist()]
+
+
+def flat(z: list[list[float]]) -> list[float]:
+    """The sub-vectors of z in one."""
+    return [value for part in z for value in part]
 
 
 def naive_pi(method: CombEmb, x: Tensor) -> list[list[float]]:
@@ -153,10 +162,14 @@ def naive_pairs(method: CombEmb, batch: Batch, threshold: float = GAMMA) -> list
         steady_pi(method, batch, multi),
         batch_features(method, batch),
         [{rows.index(j) for j in naive_lists(method, multi)[row] if j in rows} for row in rows],
+        z=[flat(z) for z in naive_z(method, batch.x)],
+        clusters=[int(method.kept["clusters"][row]) if "kmeans" in method.pair_rules else row for row in rows],
         rules=method.pair_rules,
         threshold=threshold,
         ranks=[naive.rank(method.nearest_share, shares[row] * len(rows)) for row in rows],
         n_neighbours=method.n_neighbours,
+        n_ranked=method.n_ranked,
+        cosine_threshold=method.cosine_threshold,
     )
 
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from combemb.methods.combemb import PAIR_RULES, CombEmb
+from combemb.learning.objectives.positives import PAIR_RULES
+from combemb.methods.combemb import CombEmb
 from tests.methods.small_model import (
+    ALL_RULES,
     FIXED,
-    GAMMA,
     SIMILAR,
     SMALL,
     classes_of,
@@ -292,8 +293,8 @@ def test_the_log_diagnoses_the_last_batch_of_an_epoch(fields):
 
 @pytest.mark.parametrize("rule", PAIR_RULES)
 def test_the_log_has_the_precision_of_each_rule(rule):
-    method, _ = fitted(pair_rules=PAIR_RULES, positive_threshold=GAMMA)
-    alone, data = fitted(pair_rules=PAIR_RULES, positive_threshold=GAMMA)
+    method, _ = fitted(**ALL_RULES)
+    alone, data = fitted(**ALL_RULES)
     alone.pair_rules = (rule,)
     *_, last = data.epoch(0)
     expected = alone.diagnostics(last, data)["pair_precision"]

@@ -7,16 +7,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from combemb.discovery.class_number import Pile, count_novel
+from combemb.discovery.kmeans import kmeans
 from combemb.learning.batches import Batch, MappedItems
-from combemb.methods.combemb import PAIR_RULES, CombEmb
+from combemb.learning.objectives.positives import PAIR_RULES
+from combemb.methods.combemb import CombEmb
 from tests.methods.small_model import (
+    ABLATED,
+    ALL_RULES,
     FIXED,
     GAMMA,
     SIMILAR,
     classes_of,
     doubled,
     fitted,
+    flat,
     labelled_classes,
+    mapped_items,
     naive_features,
     naive_lists,
     naive_losses,
@@ -24,13 +31,14 @@ from tests.methods.small_model import (
     naive_pi,
     naive_positives,
     naive_shares,
+    naive_z,
     training,
 )
 from tests.reference import naive
 
 NEAREST = {"pair_rules": ("nearest",)}
 NEIGHBOURS = {"pair_rules": ("neighbours",)}
-ALL_RULES = {"pair_rules": PAIR_RULES, "positive_threshold": GAMMA}
+RULES = {rule: {"pair_rules": (rule,), "positive_threshold": GAMMA, **ABLATED} for rule in PAIR_RULES}
 
 
 def assert_terms(found: dict[str, Tensor], expected: dict[str, float], tolerance: float) -> None:
@@ -52,6 +60,12 @@ def assert_terms(found: dict[str, Tensor], expected: dict[str, float], tolerance
         {**NEIGHBOURS, "n_neighbours": 8},
         {**NEIGHBOURS, "neighbour_features": 4, "smoothing": 3},
         ALL_RULES,
+        RULES["kmeans"],
+        {**RULES["kmeans"], "n_clusters": 3, "include_self": False},
+        RULES["rank_statistics"],
+        {**RULES["rank_statistics"], "n_ranked": 2},
+        RULES["cosine"],
+        {**RULES["cosine"], "cosine_threshold": 0.7},
         {"include_self": False},
         {**FIXED, "include_self": False},
         {**NEIGHBOURS, "n_listed": 2},
@@ -128,16 +142,62 @@ def test_pair_losses_come_up_over_the_ramp(progress, ramp_share):
 
 @pytest.mark.parametrize("rule", PAIR_RULES)
 def test_each_rule_has_a_witness_of_its_own(rule):
-    """similar: the view of the loss; nearest: the clean view; neighbours: the items as they were before training."""
-    method, batch = training(pair_rules=(rule,), positive_threshold=GAMMA, feature_pull=0.0)
-    if rule != "similar":
+    """similar: the view of the loss; nearest: the clean view; neighbours: the items as they were before training.
+
+    kmeans: the clusters of the items; rank_statistics and cosine: the view of the loss.
+    """
+    method, batch = training(**RULES[rule], feature_pull=0.0)
+    if rule in {"nearest", "neighbours"}:
         method.scratch.near.shares.fill_(0.2)  # else ranks would follow the items too
     expected = method.losses(batch)["similarity"].item()
     shuffled = torch.randperm(len(batch.x), generator=torch.Generator().manual_seed(0))
     with_clean = method.losses(replace(batch, clean=batch.clean[shuffled]))["similarity"].item()
     with_rows = method.losses(replace(batch, rows=batch.rows[shuffled]))["similarity"].item()
     assert (with_clean != pytest.approx(expected, rel=1e-4)) == (rule == "nearest")
-    assert (with_rows != pytest.approx(expected, rel=1e-4)) == (rule == "neighbours")
+    assert (with_rows != pytest.approx(expected, rel=1e-4)) == (rule in {"neighbours", "kmeans"})
+
+
+@pytest.mark.parametrize("rule", ["rank_statistics", "cosine"])
+def test_ranks_and_cosines_are_those_of_z_and_not_of_pi(rule):
+    """Other prototypes move pi but not z, so that the pairs stay; those of Eq. 5 do not."""
+    found = {}
+    for name in (rule, "similar"):
+        method, batch = training(**RULES[name])
+        before = method.diagnostics(batch, fitted(**RULES[name])[1])
+        with torch.no_grad():
+            method.network_.prototypes.copy_(torch.randn(method.network_.prototypes.shape))
+        after = method.diagnostics(batch, fitted(**RULES[name])[1])
+        found[name] = before["positives_per_anchor"] == after["positives_per_anchor"]
+    assert found == {rule: True, "similar": False}
+
+
+def test_the_clusters_are_those_of_z_of_the_clean_items():
+    method, data = fitted(**RULES["kmeans"])
+    z = [flat(z) for z in naive_z(method, mapped_items(method))]
+    expected = kmeans(np.array(z, np.float32), 30, seed=0, progress=False).assignment
+    clusters = method.kept["clusters"].numpy()
+    together, same = clusters[:, None] == clusters, expected[:, None] == expected
+    assert (together == same).mean() > 0.995  # a loop rounds in another way
+    assert clusters.max() == 29
+    method.epochs_per_clustering = 4
+    with torch.no_grad():
+        method.network_.project.weight.copy_(torch.randn(method.network_.project.weight.shape))
+    for epoch in (1, 2, 3, 5, 7):
+        method.on_epoch(data, epoch)
+        assert np.array_equal(method.kept["clusters"], clusters)
+    method.on_epoch(data, 8)
+    assert not np.array_equal(method.kept["clusters"], clusters)
+
+
+def test_the_number_of_clusters_is_estimated_or_at_most_that_of_the_items():
+    method, data = fitted(pair_rules=("kmeans",))
+    pile = Pile(mapped_items(method).numpy(), data.labels.values, seed=0)
+    assert method.scratch.n_clusters == 5 + count_novel(pile).n in {7, 8}
+    method, _ = fitted(pair_rules=("kmeans",), n_clusters=1_000)
+    assert method.scratch.n_clusters == 200
+    with pytest.raises(ValueError, match="cannot be estimated if items have several labels; set n_clusters"):
+        fitted(multi=True, pair_rules=("kmeans",))
+    fitted(multi=True, pair_rules=("kmeans",), n_clusters=7)
 
 
 @pytest.mark.parametrize("n_views", [1, 3])

@@ -306,20 +306,29 @@ def smoothed(x: Matrix, landmarks: Matrix, n_neighbours: int) -> list[list[float
     return found
 
 
+def largest(z: Sequence[float], k: int) -> set[int]:
+    """The places of the k largest values."""
+    return set(sorted(range(len(z)), key=lambda i: -z[i])[:k])
+
+
 def pairs_of_rules(
     pi: Matrix,
     clean: Matrix,
     features: Matrix,
     lists: Sequence[set[int]],
     *,
+    z: Matrix,
+    clusters: Sequence[int],
     rules: Sequence[str],
     threshold: float,
     ranks: Sequence[int],
     n_neighbours: int,
+    n_ranked: int,
+    cosine_threshold: float,
 ) -> list[set[int]]:
     """The pairs of every item of a batch, itself included, by the union of the rules.
 
-    clean: pi of the clean view; lists: the neighbours of an item among all items that are in the batch.
+    clean: pi of the clean view; lists: the neighbours of an item among all items that are in the batch; z: not pi.
     """
     nearest = mutual_neighbours(clean, ranks)
     neighbours = mutual_neighbours(features, [min(n_neighbours, rank) for rank in ranks])
@@ -332,6 +341,12 @@ def pairs_of_rules(
             own |= nearest[i]
         if "neighbours" in rules:
             own |= neighbours[i] | lists[i]
+        if "kmeans" in rules:
+            own |= {j for j in range(len(pi)) if clusters[j] == clusters[i]}
+        if "rank_statistics" in rules:
+            own |= {j for j in range(len(pi)) if largest(z[j], n_ranked) == largest(z[i], n_ranked)}
+        if "cosine" in rules:
+            own |= {j for j in range(len(pi)) if dot(unit(z[i]), unit(z[j])) >= cosine_threshold}
         found.append(own)
     return found
 

@@ -3,18 +3,23 @@
 import hashlib
 import json
 import os
+import shutil
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
 from filelock import FileLock
 
-from combemb.backbones.cached import PRETRAINING
+from combemb.backbones.cached import PRETRAINING, WEIGHTS
 from combemb.backbones.feature_cache import cache_root
 from combemb.data.given import Given
 from combemb.data.image_items import readable
 from combemb.learning.input import ImageInput
+from combemb.learning.run_folder import CURVES, LOG
+from combemb.system.errors import Note
 from combemb.system.files import write_tensors
 
+RUN = "training"  # in the folder of a stage
 STAGE_FORMAT = 1  # increased when the same recipe gives other weights
 
 
@@ -32,7 +37,8 @@ class FirstStage(Protocol):
     def train(self, images: ImageInput, given: Given, folder: Path, progress: bool | None) -> None:
         """Train `images.backbone` in place on images that can all be read, with settings of the stage's own.
 
-        `folder` is for what an interrupted training needs to continue.
+        `folder` is for what an interrupted training needs to continue; a run folder in it is called RUN. Of all that,
+        only the log and the curves of this run stay after the training.
         """
 
 
@@ -56,6 +62,7 @@ def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress:
     Path
     """
     assert given.images is not None
+    assert given.ids is not None
     images.decide_size(given.images)
     holds = {
         "format": STAGE_FORMAT,
@@ -67,12 +74,29 @@ def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress:
     }
     digest = hashlib.sha256(json.dumps(holds, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_root(None) / PRETRAINING / f"{stage.recipe['name']}-{digest}"
-    path = folder / "backbone.safetensors"
+    path = folder / WEIGHTS
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
         if not path.exists():
             rows, broken = readable(given.images, progress)
+            if broken:
+                row, reason = next(iter(broken.items()))
+                what = f"{len(broken)} images that cannot be read, such as {given.ids[row]}: {reason}"
+                warnings.warn(f"left out of the first stage: {what}", Note, stacklevel=2)
             stage.train(images, given.take(rows) if broken else given, folder, progress)
             write_tensors(path, images.backbone.state_dict(), {"holds": json.dumps(holds)})
+        _tidy(folder, path)
         os.utime(folder)  # the time of this use, by which the cache is pruned
     return path
+
+
+def _tidy(folder: Path, weights: Path) -> None:
+    """Remove what only an interrupted training needs, such as a second copy of the weights."""
+    for name in (LOG, CURVES):
+        if (folder / RUN / name).exists():
+            (folder / RUN / name).replace(folder / name)
+    for path in folder.glob("[!.]*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in {weights.name, LOG, CURVES}:
+            path.unlink()

@@ -14,22 +14,24 @@ from combemb.learning.batches import Batch, Batches
 from combemb.learning.curves import Panel
 from combemb.learning.deep import DeepMethod
 from combemb.learning.input import ImageInput, ImageSettings
+from combemb.learning.pretraining.stage import RUN
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
 from combemb.system.arrays import unit
 from combemb.system.files import write_tensors
 from combemb.system.machine import n_cores
 
-START, RUN = "start.safetensors", "training"  # in the folder of a stage
-N_NEIGHBOURS, MAX_CHECKED = 20, 2_000  # of the check on the labels
+START = "start.safetensors"  # in the folder of a stage
+N_NEIGHBOURS, MAX_CHECKED = 20, 2_000  # at most, of the check on the labels
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BackboneTraining(DeepMethod):
     """A method that trains a backbone from its first layer on; its network is thrown away, the backbone stays.
 
-    It is a `DeepMethod` for the sake of the common loop: batches, logs, checkpoints and resuming. Every few epochs, the
-    labelled items vote for the class of each other by their nearest neighbours, which shows whether features improve.
+    It is a `DeepMethod` for the sake of the common loop: batches, logs, checkpoints and resuming. Every few epochs and
+    at the end, the labelled items vote for the class of each other by their nearest neighbours, which shows whether
+    features improve.
     """
 
     stage: ClassVar[str]  # its name as a first stage
@@ -54,16 +56,18 @@ class BackboneTraining(DeepMethod):
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
         """Return the share of labelled items that their nearest labelled neighbours put into their class."""
         labels, epoch = self._labels(data), batch.step // len(data)
-        if epoch % self.check_every or labels.is_multi or labels.n_seen < 2:
+        is_checked = epoch % self.check_every == 0 or epoch + 1 == self.n_epochs(len(data))
+        if not is_checked or labels.is_multi or labels.n_seen < 2:
             return {}
         rows = labels.labelled_rows(MAX_CHECKED, np.random.default_rng(self.seed))
         features = self.clean_features(data.items, torch.from_numpy(rows))
-        return {"neighbours_right": share_right(features, torch.from_numpy(labels.values[rows]), N_NEIGHBOURS)}
+        k = min(N_NEIGHBOURS, max(len(rows) // labels.n_seen // 2, 1))  # so that its own class can win the vote
+        return {"neighbours_right": share_right(features, torch.from_numpy(labels.values[rows]), k)}
 
     @property
     def panels(self) -> tuple[Panel, ...]:
         """The check on the labelled items."""
-        return (Panel("labelled items put right by neighbours", ("neighbours_right",), is_share=True),)
+        return (Panel("labels right by neighbours", ("neighbours_right",), is_share=True),)
 
 
 def share_right(features: Tensor, classes: Tensor, k: int) -> float:
