@@ -232,11 +232,11 @@ def run(given: argparse.Namespace, records: list[dict[str, Any]]) -> None:
     if given.dataset is None:
         raise SystemExit("name a data set, such as digits")
     cells = wanted(given.part, given.dataset, given.method, records)
+    if given.part == "table":
+        cells.append({"part": "plain", "dataset": given.dataset, "split": SPLIT, "method": "features"})
     cells = [cell for cell in cells if not any(r["cell"] == cell for r in records)]
     data: Features = features_of(given.dataset, given.data, given.progress)
     piles: dict[tuple[str, int], Pile] = {}
-    if given.part == "table":
-        cells.append({"part": "plain", "dataset": given.dataset, "split": SPLIT, "method": "features"})
     for cell in cells:
         key = cell["split"], cell.get("seed", 0)
         pile = piles[key] = piles.get(key) or pile_of(data, "balanced", *key)
