@@ -217,7 +217,8 @@ def report(records: list[dict[str, Any]], tuned: list[dict[str, Any]]) -> None:
 
 def _at(moments: list[dict[str, Any]], moment: float, key: str) -> str:
     nearest = min(moments, key=lambda found: abs(found["done"] - moment))
-    return f"{nearest[key]:.3f}"
+    is_near = abs(nearest["done"] - moment) <= max(0.01, moment / 3)  # SSDH has 13 epochs
+    return f"{nearest[key]:.3f}" if is_near else ""
 
 
 def ablations(records: list[dict[str, Any]], tuned: list[dict[str, Any]]) -> None:
