@@ -111,13 +111,18 @@ def drawn(name: str, trial: int) -> dict[str, Any]:
     return settings
 
 
-def measure(cell: dict[str, Any], pile: Pile, progress: bool) -> dict[str, Any]:
-    """Return the mAP of one fit, for queries of the novel and of the seen classes."""
+def fitted(cell: dict[str, Any], pile: Pile, progress: bool = False) -> CodeMethod:
+    """Return the method of a cell, fitted."""
     cls = code_methods()[cell["method"]]
     unchecked = {"check": False} if issubclass(cls, DeepMethod) else {}  # does not change the model
     model = cls(bits=cell["bits"], seed=cell["seed"], **unchecked, **cell["settings"])
+    return model.fit(pile.x, pile.labels, progress=progress)
+
+
+def measure(cell: dict[str, Any], pile: Pile, progress: bool) -> dict[str, Any]:
+    """Return the mAP of one fit, for queries of the novel and of the seen classes."""
     began = time.monotonic()
-    model.fit(pile.x, pile.labels, progress=progress)
+    model = fitted(cell, pile, progress)
     seconds = time.monotonic() - began
     found = retrieval(model, pile)
     return plain({"cell": cell, "version": version(), "seconds": seconds, **found})
@@ -232,11 +237,11 @@ def run(given: argparse.Namespace, records: list[dict[str, Any]]) -> None:
     if given.dataset is None:
         raise SystemExit("name a data set, such as digits")
     cells = wanted(given.part, given.dataset, given.method, records)
+    if given.part == "table":
+        cells.append({"part": "plain", "dataset": given.dataset, "split": SPLIT, "method": "features"})
     cells = [cell for cell in cells if not any(r["cell"] == cell for r in records)]
     data: Features = features_of(given.dataset, given.data, given.progress)
     piles: dict[tuple[str, int], Pile] = {}
-    if given.part == "table":
-        cells.append({"part": "plain", "dataset": given.dataset, "split": SPLIT, "method": "features"})
     for cell in cells:
         key = cell["split"], cell.get("seed", 0)
         pile = piles[key] = piles.get(key) or pile_of(data, "balanced", *key)

@@ -58,4 +58,6 @@ def fit(
                 say(line)
             say(f"written to {folder}: {', '.join(RunFolder(folder).files())}")
             verbs = ("discover",) if model.codebook is None else ("index", "discover")
-            say(f"next: {', '.join(command(verb, folder, labels=labels) for verb in verbs)}")
+            several = RunFolder(folder).diagnosis().get("several_labels", False)
+            to_do = [command(v, folder, labels=None if several and v == "discover" else labels) for v in verbs]
+            say(f"next: {', '.join(to_do)}{' --labels with one label per item' if several else ''}")

@@ -163,8 +163,12 @@ def _stored_check(run: RunFolder) -> HiddenCheck | None:
 def _counts(data: Loaded, everything: Given, given: Given) -> dict[str, Any]:
     """Return how many items were learned from, and how many of those given were left out, for diagnosis.json."""
     ignored = {"test": len(everything) - len(given), "unlabelled": len(given) - len(data.given)}
-    n_labelled = int(data.labels.is_labelled.sum())
-    return {"n_items": len(data.labels), "n_labelled": n_labelled, "left_out": {**ignored, "broken": len(data.broken)}}
+    return {
+        "n_items": len(data.labels),
+        "n_labelled": int(data.labels.is_labelled.sum()),
+        "several_labels": data.labels.is_multi,
+        "left_out": {**ignored, "broken": len(data.broken)},
+    }
 
 
 def _use_of_codes(method: Interface, items: Items) -> dict[str, Any]:

@@ -94,7 +94,9 @@ def test_labels_that_are_not_those_of_the_fit_are_noticed(tmp_path: Path):
 
 def test_several_labels_of_an_item_need_one_that_matters(photos: Path, tmp_path: Path):
     several = [label and f"{label}|{'red' if i % 2 else 'round'}" for i, label in enumerate(LABELS)]
-    run = fitted(write_manifest(tmp_path / "photos.csv", photos, several), tmp_path / "run")
+    manifest, run = write_manifest(tmp_path / "photos.csv", photos, several), tmp_path / "run"
+    said = done("fit", manifest, "--out", run, "--method", "itq", "--bits", "12", "--set=image_size=32").stdout
+    assert said.endswith(f"next: combemb index {run}, combemb discover {run} --labels with one label per item\n")
     before = files(run)
     message = refused("discover", run)
     assert "discovery takes one label per item, but these may have several; give one each" in message
