@@ -44,6 +44,42 @@ SPACES: dict[str, dict[str, Between | list[Any]]] = {  # a range, or the values 
         "similarity_weight": Between(5.0, 40.0),
         "n_meta_classes": [None, 2, 4],
     },
+    "dtc": {
+        "variant": ["baseline", "pi", "te", "tep"],
+        "consistency_weight": Between(1.0, 100.0),
+        "refresh_every": [1, 5, 10],
+        "width": [256, 512, 1024],
+    },
+    "dualrank": {
+        "n_ranked": [1, 2, 3],
+        "n_words": [128, 512, 2048],
+        "mutual_weight": Between(0.1, 3.0),
+        "consistency_weight": Between(1.0, 50.0),
+    },
+    "gcd": {
+        "label_weight": Between(0.1, 0.9),
+        "temperature": Between(0.1, 1.0),
+        "label_temperature": Between(0.05, 0.3),
+        "width": [256, 512, 1024],
+    },
+    "ncl": {
+        "positive_threshold": [0.5, 0.6, 0.7, 0.8, 0.95],
+        "temperature": Between(0.03, 0.3),
+        "label_weight": Between(0.03, 1.0),
+        "consistency_weight": Between(1.0, 50.0),
+    },
+    "orca": {
+        "scale": Between(5.0, 30.0),
+        "max_margin": [0.0, 0.25, 0.5],
+        "pair_weight": Between(0.3, 3.0),
+        "entropy_weight": Between(0.3, 3.0),
+    },
+    "rankstats": {
+        "n_ranked": [1, 2, 3, 5],
+        "consistency_weight": Between(1.0, 50.0),
+        "start_steps": [100, 300, 1_000],
+        "width": [256, 512, 1024],
+    },
 }
 
 
