@@ -6,9 +6,9 @@ python benchmarks/from_scratch.py report
 
 SimCLR: all 50,000 training images at 32 px, a ResNet-18 of a quarter of the usual width. The weights are in combemb's
 cache, the curves beside them; the check on neighbours uses the labels of split 0. Methods: the first 600 training
-images of each class, split 0, seed 0, half of the seen images labelled, the number of classes given, default settings, with
-the backbone frozen or its last stage trained. Beside them stands k-means on the features of the same weights. Each fit
-appends a line of JSON to a file of results; results that exist are not computed again.
+images of each class, split 0, seed 0, half of the seen images labelled, the number of classes given, default settings,
+with the backbone frozen or its last stage trained. Beside them stands k-means on the features of the same weights. Each
+fit appends a line of JSON to a file of results; results that exist are not computed again.
 """
 
 import argparse
