@@ -89,6 +89,11 @@ class HeadMethod(DeepMethod):
         is_trained = self.image_input_ is not None and self.finetune != "none"
         return None if is_trained else self.width
 
+    @property
+    def uses_feature_map(self) -> bool:  # type: ignore[override]
+        """Whether the network sees principal components; the features of a trained backbone are compared themselves."""
+        return self.trunk_width is not None
+
     def learn_labels(self, data: Batches, head: str, branch: tuple[nn.Module, nn.ModuleDict] | None = None) -> None:
         """Train the trunk and a head over the seen classes on the labelled items, for methods that start from that.
 
