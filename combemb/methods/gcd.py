@@ -91,8 +91,6 @@ class GCD(WithSGD, HeadMethod):
     )
     weight_decay: float = setting(1e-4, "weight decay; ours, the release has 5e-5 with SGD", at_least=0)
 
-    uses_feature_map: ClassVar[bool] = True  # type: ignore[misc]
-
     @classmethod
     def as_published(cls, **settings: Any) -> Self:
         """Return the form of the release, for a GPU; see `WithSGD.as_published`.

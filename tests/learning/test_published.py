@@ -65,6 +65,7 @@ def test_the_published_form_learns_from_pixels_at_toy_size(cls, tmp_path, monkey
     assert isinstance(optimiser, torch.optim.SGD)
     assert [(group["lr"], group["momentum"]) for group in optimiser.param_groups] == [(0.1, 0.9)] * 2
     assert isinstance(method.network_.trunk, torch.nn.Identity)  # the backbone's last stage
+    assert method.uses_feature_map is False
     assert method.embed(PIXELS).isfinite().all()
     assert set(method.predict(PIXELS)) <= {*SEEN, "novel-1", "novel-2"}
 
