@@ -156,8 +156,8 @@ class HeadMethod(DeepMethod):
 
     def report(self) -> list[str]:
         """Return a line with the number of classes of the head, and whether that of the novel ones was estimated."""
-        how = "estimated" if self.n_novel is None else "given"
-        return [f"head over {len(self.classes_)} seen and {self.n_novel_} novel classes ({how}); `predict` uses it"]
+        n, how = self.n_novel_, "estimated" if self.n_novel is None else "given"
+        return [f"head over {len(self.classes_)} seen and {n} novel class{'' if n == 1 else 'es'} ({how})"]
 
     def _count_novel(self, data: Batches, progress: bool | None) -> None:
         if self.n_novel is not None:
