@@ -167,13 +167,14 @@ def test_similarities_are_with_the_own_second_view_first_and_then_the_memory():
         torch.testing.assert_close(found[i], torch.stack([f[i] @ v for v in (other[i], *memory)]) / 0.07)
 
 
-def test_the_memories_hold_second_views_of_the_same_unlabelled_items_in_the_same_places():
-    method, batch = training()
+@pytest.mark.parametrize("n_places", [1, 2])  # 1: both branches are equally wide
+def test_the_memories_hold_second_views_of_the_same_unlabelled_items_in_the_same_places(n_places):
+    method, batch = training(n_places=n_places)
     net, n = method.network_, batch.n_labelled
     for _ in range(3):
         method.losses(batch)  # 3 x 16 items for 20 places: the queues wrap around
     f, maps = method.branches(batch.other)
-    expected, local = Queue(20, 16).double(), Queue(20, 8).double()
+    expected, local = Queue(20, 16).double(), Queue(20, 16 // n_places).double()
     for _ in range(3):
         expected.push(unit(f[n:]))
         local.push(unit(maps.mean(dim=(2, 3))[n:]))
