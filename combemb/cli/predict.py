@@ -14,7 +14,7 @@ from combemb.cli.console import notes_shown, printable, running, say, tell_broke
 from combemb.cli.options import Data, Overwrite, Quiet, Run, check_writable
 
 if TYPE_CHECKING:
-    from combemb.collection.predicted import Prediction
+    from combemb.collection.predicted import By, Prediction
 
 HEAD = ("class", "kind", "confidence", "path or id")
 MAX_ITEMS_PRINTED = 40
@@ -57,7 +57,8 @@ def predict(
         elif copy:
             raise ValueError("--copy only works with --to-folders; use both")
         with notes_shown():
-            found = predict_in(run, data, by=by, to_folders=to_folders, progress=not quiet)
+            how: By = "head" if by == "head" else "clusters"
+            found = predict_in(run, data, by=how, to_folders=to_folders, progress=not quiet)
         tell_broken(found.broken, "the predictions")
         if file:
             _write(file, found.items)

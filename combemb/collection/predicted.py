@@ -102,7 +102,7 @@ def predict_in(
 def _by_head(model: Method, data: Loaded) -> Iterator[tuple[str, Kind, float | None]]:
     """Yield the class of each item by the method's own head, and whether it is a known one."""
     known = set(model.classes_.tolist())
-    for name in model.predict(data, by="head"):
+    for name in model.predict(data):  # by its head
         yield str(name), "known" if name in known else "found", None
 
 
