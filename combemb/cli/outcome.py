@@ -34,6 +34,8 @@ def lines_of_fit(folder: Path) -> list[str]:
         }
         left_out = [texts[name].format(n) for name, n in diagnosis["left_out"].items() if n]
         lines += [f"left out: {'; '.join(left_out)}"] if left_out else []
+    if config.get("n_novel") is not None:  # of a method with a head
+        lines += diagnosis["report"]
     found = verdict_of(diagnosis)
     return [
         *lines,

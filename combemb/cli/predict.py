@@ -14,7 +14,7 @@ from combemb.cli.console import notes_shown, printable, running, say, tell_broke
 from combemb.cli.options import Data, Overwrite, Quiet, Run, check_writable
 
 if TYPE_CHECKING:
-    from combemb.collection.predicted import Prediction
+    from combemb.collection.predicted import By, Prediction
 
 HEAD = ("class", "kind", "confidence", "path or id")
 MAX_ITEMS_PRINTED = 40
@@ -23,6 +23,9 @@ MAX_ITEMS_PRINTED = 40
 def predict(
     run: Run,
     data: Data,
+    by: Annotated[
+        str, typer.Option(metavar="clusters|head", help="Use what discover found, or the method's own head.")
+    ] = "clusters",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of items with their classes.")] = False,
     file: Annotated[Path | None, typer.Option("--out", "-o", help="File to write: .csv or .json.")] = None,
     to_folders: Annotated[
@@ -35,6 +38,7 @@ def predict(
     """Put new items into the classes of a run: known ones, found ones with the names you gave them, or neither.
 
     Run `combemb discover` first; `combemb classes` names what it found. The confidence is the probability of the class.
+    Methods with a head over all classes, such as orca, also predict by it: `--by head`, which needs no discovery.
 
     Example: `combemb predict runs/photos new-photos/ --to-folders sorted/`
     """
@@ -42,6 +46,8 @@ def predict(
     from combemb.collection.predicted import predict_in
 
     with running(quiet):
+        if by not in {"clusters", "head"}:
+            raise ValueError(f"--by {by}; choose clusters or head")
         if file:
             check_writable(file, ".csv", ".json")
             if file.exists() and not overwrite:
@@ -51,7 +57,8 @@ def predict(
         elif copy:
             raise ValueError("--copy only works with --to-folders; use both")
         with notes_shown():
-            found = predict_in(run, data, to_folders=to_folders, progress=not quiet)
+            how: By = "head" if by == "head" else "clusters"
+            found = predict_in(run, data, by=how, to_folders=to_folders, progress=not quiet)
         tell_broken(found.broken, "the predictions")
         if file:
             _write(file, found.items)

@@ -120,6 +120,7 @@ class Collection:
     @classmethod
     def _open(cls, run: str | Path) -> Self:
         if not has_index(run):
+            require_codes(methods.load(run))
             raise ValueError(f"{run} has no index yet; make one: {index_command(run)}")
         collection = cls(run)
         collection._opened = written_at(collection.folder)

@@ -1,6 +1,7 @@
 """The classes of new items: known ones, found ones with the names that people gave them, or neither."""
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,12 +11,13 @@ from combemb.collection.classes import Classes, classes_of
 from combemb.collection.folders import check_folders
 from combemb.collection.named import class_probabilities
 from combemb.data.entries import listed
-from combemb.data.given import read_given
+from combemb.data.given import Loaded, read_given
 from combemb.learning.method import Method
 from combemb.learning.run_folder import RunFolder
 from combemb.system.errors import require
 
 Kind = Literal["known", "found", "neither"]
+By = Literal["clusters", "head"]
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,13 @@ class Prediction:
     id, path : str, str or None
         As in the table of `discover`.
     name : str
-        A known class, a found one by the name that a person gave it or as "novel-1", ..., or "neither".
+        A known class, a found one by the name that a person gave it or as "novel-1", ..., or "neither". By a head, the
+        novel classes are its outputs, which have no names of people.
     kind : str
         Whether that is a known class, a found one, or neither.
     confidence : float, optional
-        Probability of the class, as calibrated on hidden labels: the sum over its clusters; None for neither.
+        Probability of the class, as calibrated on hidden labels: the sum over its clusters; None for neither, and by a
+        head, which is not calibrated.
     """
 
     id: str
@@ -53,15 +57,24 @@ class Predictions:
     broken: dict[str, str]
 
 
-def predict_in(run: str | Path, x: Any, *, to_folders: Path | None = None, progress: bool | None = None) -> Predictions:
-    """Put new items into the classes of a run folder by its discovery.
+def predict_in(
+    run: str | Path,
+    x: Any,
+    *,
+    by: By = "clusters",
+    to_folders: Path | None = None,
+    progress: bool | None = None,
+) -> Predictions:
+    """Put new items into the classes of a run folder, by its discovery or by the head of its method.
 
     Parameters
     ----------
     run : path
-        The run folder, with a discovery.
+        The run folder, with a discovery unless `by` is "head".
     x
         New items, as for `Method.fit`.
+    by : {"clusters", "head"}
+        Whether to use the clusters that `discover` found, or the head of a `HeadMethod` over all classes.
     to_folders : Path, optional
         Folder that you will give to `write_folders`: raise its errors before the long part.
     progress : bool, optional
@@ -71,29 +84,47 @@ def predict_in(run: str | Path, x: Any, *, to_folders: Path | None = None, progr
     -------
     Predictions
     """
-    model, classes = RunFolder(run).read_unchanged(lambda: _model_and_classes(run))
-    found = model.discovery_
+    model, classes = RunFolder(run).read_unchanged(lambda: _model_and_classes(run, by))
     given, entries = listed(read_given(x))
     if to_folders:
         check_folders(to_folders, given)
     data = model.read(given, progress=progress)
     if data.broken and data.rows is not None:
         given, entries = given.take(data.rows), entries.take(data.rows)
-    z, features = model.embed(data, progress=progress), data.discovery_features
-    is_near = found.predict(z, features) != found.neither
-    probabilities = class_probabilities(found, classes, found.probabilities(z, features))
-    items = []
-    for entry, near, k, probability in zip(entries.to_pylist(), is_near, *probabilities.assign(), strict=True):
-        name = probabilities.names[k] if near else None
-        kind: Kind = "neither" if name is None else "known" if name in classes.seen else "found"
-        confidence = None if name is None else float(probability)
-        items.append(Prediction(entry["id"], entry["path"], name or found.neither, kind, confidence))
+    placed = _by_head(model, data) if classes is None else _by_clusters(model, classes, data, progress)
+    items = [
+        Prediction(entry["id"], entry["path"], *what) for entry, what in zip(entries.to_pylist(), placed, strict=True)
+    ]
     files = None if given.images is None or given.images.files is None else list(given.images.files)
     return Predictions(items, files, data.broken)
 
 
-def _model_and_classes(run: str | Path) -> tuple[Method, Classes]:
+def _by_head(model: Method, data: Loaded) -> Iterator[tuple[str, Kind, float | None]]:
+    """Yield the class of each item by the method's own head, and whether it is a known one."""
+    known = set(model.classes_.tolist())
+    for name in model.predict(data):  # by its head
+        yield str(name), "known" if name in known else "found", None
+
+
+def _by_clusters(
+    model: Method, classes: Classes, data: Loaded, progress: bool | None
+) -> Iterator[tuple[str, Kind, float | None]]:
+    """Yield the class of each item by the clusters that were found, its kind and its probability."""
+    found, z, features = model.discovery_, model.embed(data, progress=progress), data.discovery_features
+    is_near = found.predict(z, features) != found.neither
+    probabilities = class_probabilities(found, classes, found.probabilities(z, features))
+    for near, k, probability in zip(is_near, *probabilities.assign(), strict=True):
+        name = probabilities.names[k] if near else None
+        kind: Kind = "neither" if name is None else "known" if name in classes.seen else "found"
+        yield name or found.neither, kind, None if name is None else float(probability)
+
+
+def _model_and_classes(run: str | Path, by: By) -> tuple[Method, Classes | None]:
     model = methods.load(run)
+    if by == "head":
+        to_do = "use the clusters, or fit a method that has a head, such as orca"
+        require(model.predicts_by == "head", f"{type(model).__name__} has no head of its own; {to_do}")
+        return model, None
     command = f"combemb discover {shlex.quote(str(run))}"
     require(hasattr(model, "discovery_"), f"nothing was discovered in {run} yet; discover first: {command}")
     return model, classes_of(run)

@@ -89,6 +89,11 @@ class HeadMethod(DeepMethod):
         is_trained = self.image_input_ is not None and self.finetune != "none"
         return None if is_trained else self.width
 
+    @property
+    def uses_feature_map(self) -> bool:  # type: ignore[override]
+        """Whether the network sees principal components; the features of a trained backbone are compared themselves."""
+        return self.trunk_width is not None
+
     def learn_labels(self, data: Batches, head: str, branch: tuple[nn.Module, nn.ModuleDict] | None = None) -> None:
         """Train the trunk and a head over the seen classes on the labelled items, for methods that start from that.
 
@@ -151,8 +156,8 @@ class HeadMethod(DeepMethod):
 
     def report(self) -> list[str]:
         """Return a line with the number of classes of the head, and whether that of the novel ones was estimated."""
-        how = "estimated" if self.n_novel is None else "given"
-        return [f"head over {len(self.classes_)} seen and {self.n_novel_} novel classes ({how}); `predict` uses it"]
+        n, how = self.n_novel_, "estimated" if self.n_novel is None else "given"
+        return [f"head over {len(self.classes_)} seen and {n} novel class{'' if n == 1 else 'es'} ({how})"]
 
     def _count_novel(self, data: Batches, progress: bool | None) -> None:
         if self.n_novel is not None:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from combemb.data.labels import same_class
 from combemb.learning.batches import Batch, Batches
@@ -15,13 +14,12 @@ from combemb.learning.deep import MIN_EPOCHS
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.head_network import HeadNetwork
-from combemb.learning.objectives.pair_losses import consistency, pairwise_bce
 from combemb.learning.objectives.ramps import ramp_up
+from combemb.learning.objectives.two_heads import ALL, SEEN, start_at_axes, two_head_terms
 from combemb.learning.published import WithSGD
 from combemb.learning.settings import setting
 
 DEFAULT_STEPS = 1200
-SEEN, ALL = "seen", "all"  # the two heads
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -72,39 +70,19 @@ class PairHeads(WithSGD, HeadMethod):
 
     @classmethod
     def as_published(cls, **settings: Any) -> Self:
-        """Return the form of the release for CIFAR-10, which takes a GPU.
-
-        A ResNet-18 on pixels, whose last stage is trained after the first stages; SGD, 200 epochs, batches of 128,
-        gradients as they are. Views are mirrored and cropped; the release shifts them by up to 4 pixels. Features of
-        the backbone have unit length, which does not change their ranks and cosines.
-
-        Parameters
-        ----------
-        **settings
-            Any other settings.
-        """
-        published: dict[str, Any] = {"backbone": "resnet18", "backbone_width": 64, "image_size": 32, "finetune": "last"}
-        published |= {"crop_area": 0.75, "colour": 0.0, "grey": 0.0, "backbone_rate": 1.0, "balanced_labels": False}
-        published |= {"optimiser": "sgd", "learning_rate": 0.1, "weight_decay": 1e-4, "epochs": 200, "batch_size": 128}
-        published |= {"clip_norm": 1e6, "consistency_weight": 5.0, "ramp_share": 0.25, "clean_pairs": False}
-        return cls(**{**published, **settings})
+        """Return the form of the release for CIFAR-10, for a GPU; see `WithSGD.as_published`."""
+        published: dict[str, Any] = {"consistency_weight": 5.0, "ramp_share": 0.25, "clean_pairs": False}
+        return super().as_published(**{**published, **settings})
 
     @property
     def wants_clean(self) -> bool:
         """Whether pairs are found on the clean view."""
         return self.clean_pairs
 
-    @property
-    def uses_feature_map(self) -> bool:  # type: ignore[override]
-        """Whether the network sees principal components; if a stage of the backbone is trained, it is the trunk."""
-        return self.image_input_ is None or self.finetune == "none"
-
     def network(self, n_features: int, n_seen: int, n_novel: int) -> HeadNetwork:
         """Return the trunk and the two heads."""
         net = self.head_network(n_features, {SEEN: n_seen, ALL: n_seen + n_novel})
-        for layer in net.trunk.modules():
-            if isinstance(layer, nn.Linear):
-                start_at_axes(layer)
+        start_at_axes(net.trunk)
         return net
 
     def n_epochs(self, steps_per_epoch: int) -> int:
@@ -121,16 +99,9 @@ class PairHeads(WithSGD, HeadMethod):
 
     def terms(self, f: Tensor, other: Tensor, batch: Batch) -> Terms:
         """Return CE, BCE and MSE with their weights, from the features of both views (B, D)."""
-        n, heads = batch.n_labelled, self.heads_.heads
-        scores = heads[SEEN](f)
-        p, q = heads[ALL](f).softmax(dim=1), heads[ALL](other).softmax(dim=1)
+        n, similar = batch.n_labelled, self.pairs(self._compared(f, batch)[batch.n_labelled :])
         weight = self.consistency_weight * ramp_up(batch.fraction_done / self.ramp_share)
-        views = consistency(scores.softmax(dim=1), heads[SEEN](other).softmax(dim=1)) + consistency(p, q)
-        return {
-            "classes": functional.cross_entropy(scores[:n], batch.labels[:n]),
-            "pairs": pairwise_bce(p[n:], q[n:], self.pairs(self._compared(f, batch)[n:])),
-            "consistency": weight * views,
-        }
+        return two_head_terms(self.heads_.heads, f, other, batch.labels[:n], similar=similar, weight=weight)
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the scores of all classes, seen ones first."""
@@ -172,11 +143,3 @@ class PairHeads(WithSGD, HeadMethod):
             Panel("pair rule on labelled pairs", ("pair_precision", "pair_recall"), is_share=True),
             Panel("other items an item is paired with", ("positives_per_anchor",)),
         )
-
-
-@torch.no_grad()
-def start_at_axes(layer: nn.Linear) -> None:
-    """Set the weights (D, F') of a layer to e_1, -e_1, e_2, -e_2, ...; rows after the first 2 F' stay as they are."""
-    rows = torch.arange(min(layer.out_features, 2 * layer.in_features))
-    layer.weight[rows] = 0.0
-    layer.weight[rows, rows // 2] = 1.0 - 2.0 * (rows % 2)

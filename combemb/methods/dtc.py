@@ -1,7 +1,7 @@
 """DTC, discovery by clusters whose soft assignments are sharpened step by step."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.head_network import HeadNetwork
 from combemb.learning.objectives.ramps import ramp_up
+from combemb.learning.published import WithSGD
 from combemb.learning.settings import setting
 from combemb.system import processes
 
@@ -58,7 +59,7 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DTC(HeadMethod):
+class DTC(WithSGD, HeadMethod):
     """Deep transfer clustering (Han, Vedaldi & Zisserman 2019), with clusters for all classes, seen and novel.
 
     A classifier learns the labels (`start_steps`). Its features f of the unlabelled items are clustered: K principal
@@ -80,9 +81,8 @@ class DTC(HeadMethod):
 
     An item belongs to the nearest centre; centres are matched to seen classes by the labelled items in the end.
 
-    Published: 10 epochs of fixed targets with SGD at 0.1, 100 more at 0.05 with momentum 0.9, weight decay 1e-4 (1e-5
-    with averages), batches of 128. The release initialises W at random, counts only novel classes and averages once
-    per epoch; here Q_i changes whenever item i is drawn, about once per epoch. `embed` returns f at unit length.
+    The release initialises W at random, counts only novel classes and averages once per epoch; here Q_i changes
+    whenever item i is drawn, about once per epoch. `embed` returns f at unit length.
     """
 
     paper: ClassVar[str] = "Learning to Discover Novel Visual Categories via Deep Transfer Clustering, ICCV 2019"
@@ -108,6 +108,17 @@ class DTC(HeadMethod):
     ramp_share: float = setting(0.05, "share of the training in which w(t) rises; 5 of 100 epochs", above=0, at_most=1)
     ensemble_momentum: float = setting(0.6, "a of the averages in te and tep; the paper's", at_least=0, below=1)
     cluster_starts: int = setting(20, "starts of the first k-means; the release's", above=0)
+
+    @classmethod
+    def as_published(cls, **settings: Any) -> Self:
+        """Return the form of the release, for a GPU: all layers are trained, 110 epochs; see `WithSGD`."""
+        decay = 1e-5 if settings.get("variant") in AVERAGED else 1e-4
+        published = {"finetune": "all", "epochs": 110, "fixed_share": 10 / 110, "ramp_share": 5 / 110}
+        return super().as_published(**{**published, "weight_decay": decay, **settings})
+
+    def sgd_rate(self, t: float) -> float:
+        """Return 1 while targets are fixed, then a half: SGD at 0.1 and at 0.05."""
+        return 1.0 if t < self.fixed_share else 0.5
 
     def network(self, n_features: int, n_seen: int, n_novel: int) -> ClusterNetwork:
         """Return trunk, classifier, linear layer and centres."""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from combemb.backbones.base import Backbone, LastStage
 from combemb.data.labels import same_class
@@ -15,11 +14,12 @@ from combemb.learning.curves import Panel
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.head_network import HeadNetwork
-from combemb.learning.objectives.pair_losses import pairwise_bce
 from combemb.learning.objectives.pairs import rank_statistics
 from combemb.learning.objectives.parts import FeatureBlocks, bag_of_parts, inner_places, word_distances
 from combemb.learning.objectives.queues import Queue
 from combemb.learning.objectives.ramps import ramp_up
+from combemb.learning.objectives.two_heads import ALL, SEEN, start_at_axes, two_head_terms
+from combemb.learning.published import WithSGD
 from combemb.learning.settings import setting
 from combemb.system import processes
 from combemb.system.arrays import unit
@@ -54,17 +54,6 @@ class TwoBranches(HeadNetwork):
         self.register_buffer("delta", torch.tensor(DELTA))
 
 
-@torch.no_grad()
-def start_at_axes(weight: Tensor) -> None:
-    """Make each output of a layer (D, F') a feature or its opposite, the leading features first.
-
-    Random directions of features have almost no ranks in common.
-    """
-    weight.zero_()
-    outputs = torch.arange(len(weight))
-    weight[outputs, outputs // 2 % weight.shape[1]] = 1.0 - 2.0 * (outputs % 2)
-
-
 def similarities(f: Tensor, other: Tensor, memory: Tensor, temperature: float) -> Tensor:
     """Return the logits (n, 1 + m) of items f (n, D) against their own second view and a memory (m, D).
 
@@ -84,7 +73,7 @@ def mutual_divergence(logits: Tensor, others: Tensor) -> Tensor:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class DualRank(HeadMethod):
+class DualRank(WithSGD, HeadMethod):
     """Dual ranking statistics and mutual knowledge distillation (Zhao & Han 2021), with heads over all classes.
 
     A global branch g and a local one l have features f, a head over the seen classes and one over all, for views x, x':
@@ -107,8 +96,7 @@ class DualRank(HeadMethod):
     outermost ring if the map is larger than 4 x 4. On frozen features there is no map: places are then `n_places`
     blocks of the features, each with a layer of its own. That is an analogue, not the published operation.
 
-    Published: SGD at 0.1, a tenth of it after 170 of 200 epochs, momentum 0.9, weight decay 1e-4, batches of 128. The
-    release feeds the local heads with global features and uses one view twice in the local BCE; the paper does not.
+    The release feeds the local heads with global features and uses one view twice in the local BCE; the paper does not.
     """
 
     paper: ClassVar[str] = (
@@ -120,12 +108,8 @@ class DualRank(HeadMethod):
     )
     paper_stages: ClassVar[tuple[str, ...]] = ("simclr", "supervised")
     trial_settings: ClassVar[dict[str, Any]] = {
-        "start_steps": 50,
-        "width": 64,
-        "pretraining_epochs": 1,
-        "n_words": 64,
-        "n_memory": 128,
-        "learning_rate": 0.01,
+        **{"start_steps": 50, "width": 64, "pretraining_epochs": 1},
+        **{"n_words": 64, "n_memory": 128, "learning_rate": 0.01},
     }
 
     n_ranked: int | None = setting(
@@ -150,14 +134,9 @@ class DualRank(HeadMethod):
         0.25, "share of the training in which w(t) rises; 50 of 200 epochs, the release has 150", above=0, at_most=1
     )
 
-    @property
-    def uses_feature_map(self) -> bool:  # type: ignore[override]
-        """Whether the network sees principal components: not of a trained backbone, whose own features are compared."""
-        return self.trunk_width is not None
-
     def network(self, n_features: int, n_seen: int, n_novel: int) -> TwoBranches:
         """Return the network; a copy of the last stage becomes part of the backbone, whose learning rate it has."""
-        backbone, heads = self.tower_.backbone, {"seen": n_seen, "all": n_seen + n_novel}
+        backbone, heads = self.tower_.backbone, {SEEN: n_seen, ALL: n_seen + n_novel}
         n_words = self.n_words or (N_WORDS if backbone is None else PUBLISHED_WORDS)
         lengths = {"words": n_words, "memory": self.n_memory}
         local = None
@@ -170,9 +149,7 @@ class DualRank(HeadMethod):
             backbone.add_module("local", deepcopy(stage))
             lengths["local"] = n_features
         net = TwoBranches(n_features, self.trunk_width, heads, local, lengths)
-        if isinstance(net.trunk, nn.Sequential):
-            assert isinstance(net.trunk[0], nn.Linear)
-            start_at_axes(net.trunk[0].weight)
+        start_at_axes(net.trunk)
         return net
 
     @property
@@ -203,9 +180,9 @@ class DualRank(HeadMethod):
     def prepare(self, data: Batches) -> None:
         """Learn the labels by both branches, unless they are stages of a backbone, which has learned them."""
         if self._net.local is not None:
-            self.learn_labels(data, "seen")
+            self.learn_labels(data, SEEN)
             pooled = nn.Sequential(self._net.local, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            self.learn_labels(data, "seen", (pooled, self._net.local_heads))
+            self.learn_labels(data, SEEN, (pooled, self._net.local_heads))
 
     def losses(self, batch: Batch) -> Terms:
         """Return the terms of both branches and the mutual distillation, then fill dictionary and memories."""
@@ -213,9 +190,10 @@ class DualRank(HeadMethod):
         (f, maps), (f_other, maps_other) = self.branches(batch.x), self.branches(batch.other)
         part, part_other = maps.mean(dim=(2, 3)), maps_other.mean(dim=(2, 3))
         places = inner_places(maps.detach())  # (B, P, D')
-        similar = rank_statistics(f[n:].detach(), self._k)
-        terms = self.branch_terms(net.heads, f, f_other, similar, batch)
-        local = self.branch_terms(net.local_heads, part, part_other, self.similar_parts(places[n:]), batch)
+        labels, weight = batch.labels[:n], self.consistency_weight * ramp_up(batch.fraction_done / self.ramp_share)
+        similar, alike = rank_statistics(f[n:].detach(), self._k), self.similar_parts(places[n:])
+        terms = two_head_terms(net.heads, f, f_other, labels, similar=similar, weight=weight)
+        local = two_head_terms(net.local_heads, part, part_other, labels, similar=alike, weight=weight)
         terms |= {f"local_{name}": term for name, term in local.items()}
         terms["mutual"] = self.mutual_weight * mutual_divergence(
             self._compared(f[n:], f_other[n:], net.memory), self._compared(part[n:], part_other[n:], net.local_memory)
@@ -223,24 +201,6 @@ class DualRank(HeadMethod):
         drawn = torch.randint(places.shape[1], (len(places),)).to(places.device)
         net.words.push(places[torch.arange(len(places), device=places.device), drawn])
         return terms
-
-    def branch_terms(
-        self, heads: nn.ModuleDict, f: Tensor, other: Tensor, similar: Tensor | None, batch: Batch
-    ) -> Terms:
-        """Return CE, BCE and consistency of a branch, from the features of both views (B, D).
-
-        similar (n, n): the unlabelled items of one class; None if that is not known yet.
-        """
-        n = batch.n_labelled
-        weight = self.consistency_weight * ramp_up(batch.fraction_done / self.ramp_share)
-        scores, p = heads["seen"](f), heads["all"](f).softmax(dim=1)
-        seen_other, p_other = heads["seen"](other).softmax(dim=1), heads["all"](other).softmax(dim=1)
-        change = functional.mse_loss(scores.softmax(dim=1), seen_other) + functional.mse_loss(p, p_other)
-        return {
-            "classes": functional.cross_entropy(scores[:n], batch.labels[:n]),
-            "pairs": p.new_zeros(()) if similar is None else pairwise_bce(p[n:], p_other[n:], similar),
-            "consistency": weight * change,
-        }
 
     @torch.no_grad()
     def similar_parts(self, places: Tensor) -> Tensor | None:
@@ -265,7 +225,7 @@ class DualRank(HeadMethod):
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the scores of all classes by the global branch, seen ones first."""
-        scores: Tensor = self._net.heads["all"](self._net.trunk(features))
+        scores: Tensor = self._net.heads[ALL](self._net.trunk(features))
         return scores[:, self._net.order]
 
     def on_end(self, data: Batches) -> None:

@@ -1,7 +1,8 @@
 """GCD, a contrastive representation that semi-supervised k-means divides into seen and novel classes."""
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.contrast import contrastive_loss, other_views, views_of_class
 from combemb.learning.objectives.head_network import HeadNetwork
+from combemb.learning.published import WithSGD
 from combemb.learning.settings import setting
 from combemb.system import processes
 from combemb.system.arrays import unit
@@ -43,7 +45,7 @@ class Network(nn.Module):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class GCD(HeadMethod):
+class GCD(WithSGD, HeadMethod):
     """Generalized category discovery (Vaze et al., CVPR 2022): two contrasts of views, then semi-supervised k-means.
 
     L = (1 - lambda) InfoNCE + lambda SupCon, lambda the `label_weight`, on v = unit(projector(f(x))), f the trunk:
@@ -88,6 +90,19 @@ class GCD(HeadMethod):
         above=0,
     )
     weight_decay: float = setting(1e-4, "weight decay; ours, the release has 5e-5 with SGD", at_least=0)
+
+    @classmethod
+    def as_published(cls, **settings: Any) -> Self:
+        """Return the form of the release, for a GPU; see `WithSGD.as_published`.
+
+        The backbone is the ResNet-18 of the comparison in CombEmb's paper; the projector ends at the bottleneck of 256.
+        """
+        published: dict[str, Any] = {"weight_decay": 5e-5, "hidden": 2048, "projection": 256, "n_starts": 100}
+        return super().as_published(**{**published, **settings})
+
+    def sgd_rate(self, t: float) -> float:
+        """Return a cosine from 1 to a thousandth."""
+        return 1e-3 + (1 - 1e-3) * (1 + math.cos(math.pi * t)) / 2
 
     def network(self, n_features: int, n_seen: int, n_novel: int) -> Network:
         """Return the trunk, the projector and the centres."""

@@ -1,7 +1,8 @@
 """RankStats, and what methods with two heads and pairs share: each term against loops, the schedule, toy data."""
 
 import math
-from itertools import product
+from dataclasses import replace
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from combemb.methods.ncl import NCL
 from combemb.methods.rankstats import RankStats
 from combemb.system.machine import seeded
 from tests.blobs import blobs
-from tests.pictures import LABELS, PIXELS
 
 N_LABELLED, N, F, N_SEEN, N_NOVEL, WIDTH = 5, 11, 4, 3, 2, 9
 GIVEN = torch.tensor([0, 2, 1, 0, 2, *[-1] * 6])
@@ -124,15 +124,6 @@ def test_pairs_are_equal_sets_of_the_largest_features(k):
 # The network
 
 
-def test_the_trunk_starts_at_the_axes_and_their_opposites():
-    method, _ = training(width=10)
-    weight = method.network_.trunk[0].weight
-    axes = torch.tensor([[float(i // 2 == j) * (-1) ** i for j in range(F)] for i in range(8)])
-    assert torch.equal(weight[:8], axes.double())
-    assert weight[8:].any(dim=1).all()
-    assert torch.equal(training(width=3)[0].network_.trunk[0].weight, axes[:3].double())
-
-
 def test_scores_are_those_of_the_head_over_all_classes_in_the_order_of_classes():
     method, batch = training()
     net = method.network_
@@ -142,8 +133,10 @@ def test_scores_are_those_of_the_head_over_all_classes_in_the_order_of_classes()
     assert torch.equal(method.logits(batch.x), scores[:, [3, 0, 4, 1, 2]])
 
 
-def test_diagnostics_count_pairs_of_different_items():
+@pytest.mark.parametrize("seed", [2, 5])
+def test_diagnostics_count_pairs_of_different_items(seed):
     method, batch = training()
+    batch = replace(batch, x=normal(N, F, seed=seed))
     f = torch.relu(method.network_.trunk(batch.x)).detach()
     sets = [strongest(row, 1) for row in f]
 
@@ -155,43 +148,24 @@ def test_diagnostics_count_pairs_of_different_items():
     labelled = pairs(range(N_LABELLED))
     right = [(i, j) for i, j in labelled if GIVEN[i] == GIVEN[j]]
     assert found["pair_recall"] == pytest.approx(len(right) / 4)
-    assert math.isnan(found["pair_precision"]) if not labelled else True
-
-
-# The schedule of the release
-
-
-@pytest.mark.parametrize("cls", [RankStats, NCL])
-def test_the_published_form_is_that_of_the_release(cls):
-    method = cls.as_published(seed=3)
-    assert (method.backbone, method.backbone_width, method.finetune, method.seed) == ("resnet18", 64, "last", 3)
-    assert (method.epochs, method.batch_size, method.learning_rate, method.weight_decay) == (200, 128, 0.1, 1e-4)
-    assert (method.optimiser, method.momentum, method.backbone_rate) == ("sgd", 0.9, 1.0)
-    assert (method.consistency_weight, method.ramp_share, method.clean_pairs) == (5.0, 0.25, False)
-    assert [method.rate(epoch, 200) for epoch in (0, 169, 170, 199)] == [1.0, 1.0, 0.1, 0.1]
-    assert getattr(method, "n_ranked", 5) == 5
-    assert getattr(method, "positive_threshold", 0.95) == 0.95
-    assert cls.as_published(epochs=3).epochs == 3
+    expected = len(right) / len(labelled) if labelled else math.nan
+    assert found["pair_precision"] == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("cls", [RankStats, NCL])
-def test_the_published_form_learns_from_pixels_at_toy_size(cls, tmp_path, monkeypatch):
-    monkeypatch.setenv("COMBEMB_CACHE", str(tmp_path))
-    small = {"backbone_width": 4, "image_size": 16, "n_views": 2, "epochs": 2, "batch_size": 24, "device": "cpu"}
-    method = cls.as_published(**small, pretraining_epochs=1, n_novel=2, start_steps=5).fit(PIXELS, LABELS)
-    optimiser = method.optimisers()[0]
-    assert isinstance(optimiser, torch.optim.SGD)
-    assert [(group["lr"], group["momentum"]) for group in optimiser.param_groups] == [(0.1, 0.9)] * 2
-    assert isinstance(method.network_.trunk, torch.nn.Identity)
-    assert method.uses_feature_map is False
-    assert method.embed(PIXELS).isfinite().all()
+def test_the_outputs_are_matched_to_the_seen_classes_at_the_end(cls):
+    toy = blobs(3, 2, n_each=20, D=8)
+    method = cls(**QUICK, epochs=10, n_novel=2, learning_rate=0.01).fit(toy.x, toy.labels, progress=False)
+    features = method.tower_.features(torch.from_numpy(toy.x))
+    scores = method.network_.heads["all"](method.network_.trunk(features))
+    known = toy.labels >= 0
+    said = scores.argmax(dim=1).numpy()[known]
 
+    def n_right(order) -> int:
+        return int((np.array(order)[toy.labels[known]] == said).sum())
 
-def test_adamw_has_a_warm_up_and_a_cosine():
-    method, _ = training()
-    assert isinstance(method.optimisers()[0], torch.optim.AdamW)
-    assert method.rate(0, 100) == pytest.approx(0.2)
-    assert method.rate(99, 100) < 0.01
+    order = method.network_.order.tolist()
+    assert n_right(order) == max(map(n_right, permutations(range(5), 3))) > n_right(range(5))
 
 
 # Toy data
@@ -209,10 +183,10 @@ def test_classes_are_found_where_k_means_on_features_fails(cls):
         return agreement(clusters[hidden].tolist(), toy.targets[hidden], is_novel[hidden]).acc_joint.all
 
     plain = accuracy(kmeans(x, 8, seed=0, n_starts=5, progress=False).assignment)
-    method = cls(**{**QUICK, "start_steps": 100, "batch_size": 64, "epochs": 30, "n_novel": 2})
+    method = cls(**{**QUICK, "start_steps": 100, "batch_size": 64, "epochs": 30, "n_novel": 2, "width": 48})
     method.fit(x, toy.labels, progress=False)
     found = accuracy(kmeans(method.embed(x).numpy(), 8, seed=0, n_starts=5, progress=False).assignment)
     said = accuracy(method.predict(x))
     assert plain < 0.7
     assert found > plain + 0.2
-    assert said > plain
+    assert said > plain + 0.1
