@@ -14,7 +14,7 @@ from combemb.learning.curves import Panel
 from combemb.learning.deep import MIN_EPOCHS
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
-from combemb.learning.objectives.head_network import HeadNetwork
+from combemb.learning.objectives.head_network import HeadNetwork, start_at_axes
 from combemb.learning.objectives.pair_losses import consistency, pairwise_bce
 from combemb.learning.objectives.ramps import ramp_up
 from combemb.learning.published import WithSGD
@@ -172,11 +172,3 @@ class PairHeads(WithSGD, HeadMethod):
             Panel("pair rule on labelled pairs", ("pair_precision", "pair_recall"), is_share=True),
             Panel("other items an item is paired with", ("positives_per_anchor",)),
         )
-
-
-@torch.no_grad()
-def start_at_axes(layer: nn.Linear) -> None:
-    """Set the weights (D, F') of a layer to e_1, -e_1, e_2, -e_2, ...; rows after the first 2 F' stay as they are."""
-    rows = torch.arange(min(layer.out_features, 2 * layer.in_features))
-    layer.weight[rows] = 0.0
-    layer.weight[rows, rows // 2] = 1.0 - 2.0 * (rows % 2)

@@ -6,6 +6,18 @@ from torch import Tensor, nn
 from combemb.system.arrays import unit
 
 
+@torch.no_grad()
+def start_at_axes(layer: nn.Linear, *, repeated: bool = False) -> None:
+    """Set the weights (D, F') of a layer to e_1, -e_1, e_2, -e_2, ...; rows after the first 2 F' stay, or repeat them.
+
+    Random directions of features have almost no ranks in common.
+    """
+    D, F = layer.weight.shape
+    rows = torch.arange(D if repeated else min(D, 2 * F))
+    layer.weight[rows] = 0.0
+    layer.weight[rows, rows // 2 % F] = 1.0 - 2.0 * (rows % 2)
+
+
 class HeadNetwork(nn.Module):
     """Features -> trunk -> heads; the output of the network is that of the trunk, at unit length.
 
