@@ -61,9 +61,11 @@ def training(progress: float = 0.1, x=BLOBS.x, labels=BLOBS.labels, **settings) 
 def fill(method: DualRank, full: bool = True) -> None:
     """Fill dictionary and memories with random rows."""
     net = method.network_
-    net.words.push(normal(len(net.words.rows), net.words.rows.shape[1], seed=5).relu()[: None if full else -1])
-    net.memory.push(unit(normal(11, net.memory.rows.shape[1], seed=6)))
-    net.local_memory.push(unit(normal(11, net.local_memory.rows.shape[1], seed=7)))
+    dtype = net.delta.dtype
+    words = normal(*net.words.rows.shape, seed=5).relu().to(dtype)
+    net.words.push(words if full else words[:-1])
+    net.memory.push(unit(normal(11, net.memory.rows.shape[1], seed=6)).to(dtype))
+    net.local_memory.push(unit(normal(11, net.local_memory.rows.shape[1], seed=7)).to(dtype))
 
 
 @pytest.fixture(scope="module")
