@@ -92,7 +92,12 @@ class Backbone(nn.Module):
 
     def last(self, x: Tensor) -> Tensor:
         """Run the last stage and the pooling on what `before_last` returns -> (B, F)."""
-        return self.pool(self.stages[self.stage_names[-1]](x))
+        return self.pool(self.last_maps(x))
+
+    def last_maps(self, x: Tensor) -> Tensor:
+        """Run the last stage on what `before_last` returns -> (B, F, h, w), or (B, F) if that stage makes vectors."""
+        maps: Tensor = self.stages[self.stage_names[-1]](x)
+        return maps
 
     def pool(self, x: Tensor) -> Tensor:
         """Average over the positions, (B, C, h, w) -> (B, C); vectors (B, F) stay as they are."""
@@ -182,6 +187,40 @@ class LastStage(nn.Module):
         """Map flattened inputs of the stage (n, C*h*w) to features (n, F)."""
         features: Tensor = self.last(x.unflatten(1, self.shape))
         return features
+
+
+class MapStage(nn.Module):
+    """The last stage of a frozen backbone on flattened inputs, for its maps.
+
+    It has no parameters, so it is neither trained nor stored, and is not affected by `train`.
+
+    Parameters
+    ----------
+    frozen : Backbone
+        What `for_inference` returned.
+    size : int
+        Side of the images in pixels.
+    """
+
+    def __init__(self, frozen: Backbone, size: int):
+        super().__init__()
+        self.pool, self.last_maps = frozen.pool, frozen.last_maps
+        with torch.no_grad():
+            before = frozen.before_last(torch.zeros(1, 3, size, size, device=frozen.mean.device))
+            self.shape, self.map_shape = tuple(before.shape[1:]), tuple(self.last_maps(before).shape[1:])
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether the stage makes maps (F, h, w) and not vectors."""
+        return len(self.map_shape) == 3
+
+    def maps(self, x: Tensor) -> Tensor:
+        """Map flattened inputs of the stage (n, C*h*w) to maps (n, F, h', w')."""
+        return self.last_maps(x.unflatten(1, self.shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map flattened inputs of the stage (n, C*h*w) to features (n, F)."""
+        return self.pool(self.maps(x))
 
 
 def first_of(keys: Collection[str], n: int = 3) -> str:

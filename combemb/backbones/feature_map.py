@@ -40,6 +40,12 @@ class FeatureMap(nn.Module):
         """Map x (n, F) to (n, F') with F' <= F."""
         return (unit_rows(x) - self.mean) @ self.components
 
+    def of_places(self, maps: Tensor) -> Tensor:
+        """Map features at places (n, F, h, w) to (n, F', h, w), whose mean over the places is `forward` of theirs."""
+        length = maps.mean(dim=(2, 3)).norm(dim=1).clamp(min=1e-12)  # of the item: strong places stay strong
+        places = maps.movedim(1, -1) / length[:, None, None, None]  # (n, h, w, F)
+        return ((places - self.mean) @ self.components).movedim(-1, 1)
+
 
 def moments(chunks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Return mean (F,) and covariance (F, F) in float64 of rows given in chunks (n, F)."""

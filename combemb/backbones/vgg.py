@@ -34,8 +34,7 @@ class VGG(Backbone):
             self.stages[f"block{i + 1}"] = chain
         self._initialise()
 
-    def last(self, x: Tensor) -> Tensor:
-        """Block 3 (B, 256, h, w) -> (B, 768), or the usual if the network ends earlier."""
-        if "block4" not in self.stages:
-            return super().last(x)
-        return torch.cat([self.pool(self.stages["block4"](x)), self.pool(x)], dim=1)
+    def last_maps(self, x: Tensor) -> Tensor:
+        """Block 3 (B, 256, h, w) -> (B, 768, h, w), or the usual if the network ends earlier."""
+        maps = super().last_maps(x)
+        return torch.cat([maps, x], dim=1) if "block4" in self.stages else maps

@@ -2,18 +2,19 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
 from combemb.data.embeddings import Embeddings, as_array, read_embeddings
 from combemb.data.folders import are_pixels, is_images, listed_images, read_images, readable_name
 from combemb.data.images import Images
-from combemb.data.items import ArrayItems, Items
+from combemb.data.items import ArrayItems, Items, chunks
 from combemb.data.label_files import LabelTable, written_path
 from combemb.data.labels import Labels, read_labels
 from combemb.system.arrays import to_numpy
@@ -99,7 +100,8 @@ class Loaded:
     rows: np.ndarray | None = None
     key: str | None = None
     broken: dict[str, str] = dataclasses.field(default_factory=dict)
-    are_features: bool = True  # rather than inputs of a last stage that is trained
+    are_features: bool = True  # rather than inputs of a last stage
+    pooled: Callable[[Tensor], Tensor] | None = None  # makes features of inputs of a last stage that stays frozen
 
     @cached_property
     def labels(self) -> Labels:
@@ -113,12 +115,16 @@ class Loaded:
         found.__dict__["labels"] = labels  # where the cached property keeps them
         return found
 
-    @property
+    @cached_property
     def discovery_features(self) -> np.ndarray | None:
-        """The clean features, if the items are features and not too wide for discovery."""
-        is_narrow = isinstance(self.items, ArrayItems) and self.items.n_features <= MAX_DISCOVERY_FEATURES
-        is_narrow &= self.are_features
-        return self.items.x[:, 0] if is_narrow and isinstance(self.items, ArrayItems) else None
+        """The clean features of a backbone that is not trained, if they are not too wide for discovery."""
+        if self.pooled is not None:
+            x = np.concatenate([self.pooled(chunk).numpy() for chunk in chunks(self.items)])
+        elif isinstance(self.items, ArrayItems) and self.are_features:
+            x = self.items.x[:, 0]
+        else:
+            return None
+        return x if x.shape[1] <= MAX_DISCOVERY_FEATURES else None
 
 
 def read_given(x: Any, labels: Any = None) -> Given:

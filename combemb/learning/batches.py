@@ -17,9 +17,9 @@ from combemb.system.ahead import ahead
 class MappedItems(ArrayItems):
     """Items as rows of an (N, V, F) array that pass through a map, such as the feature map, when they are read."""
 
-    def __init__(self, x: np.ndarray, transform: Callable[[Tensor], Tensor]):
+    def __init__(self, x: np.ndarray, transform: Callable[[Tensor], Tensor], n_rows: int = ArrayItems.n_rows):
         super().__init__(x)
-        self.transform = transform
+        self.transform, self.n_rows = transform, n_rows
 
     def take(self, rows: Tensor, views: Tensor | int = 0) -> Tensor:
         """Return one view of each row, mapped. rows (n,), views (n,) or one for all -> (n, F')."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from combemb.backbones.base import LastStage
+from combemb.backbones.base import LastStage, MapStage
 from combemb.backbones.feature_map import FeatureMap, fit_feature_map, unit_feature_map
 from combemb.data.given import Loaded
 from combemb.data.items import ArrayItems, Items, chunks
@@ -24,6 +24,7 @@ from combemb.learning.method import Method
 from combemb.learning.objectives.image_players import steady_statistics
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
+from combemb.learning.tower import Tower
 from combemb.system import processes
 from combemb.system.errors import require
 from combemb.system.machine import bfloat16_runs, limited_threads, resolved, seeded
@@ -41,6 +42,7 @@ class DeepMethod(Method):
     """
 
     uses_feature_map: ClassVar[bool] = True  # False: the network sees features at unit length, not their components
+    uses_maps: ClassVar[bool] = False  # whether items of a frozen backbone are mapped features at every place
     needs_other_gradient: ClassVar[bool] = True  # whether a loss sends gradients through the second view
 
     finetune: str = setting(
@@ -140,10 +142,11 @@ class DeepMethod(Method):
 
     def backbone_group(self) -> list[dict[str, Any]]:
         """Return the parameters of the backbone that are trained, with their learning rate; empty if it is frozen."""
-        if self.tower_.backbone is None or self.image_input_ is None:
+        parameters = [] if self.tower_.backbone is None else list(self.tower_.backbone.parameters())
+        if not parameters or self.image_input_ is None:
             return []
         rate = self.backbone_rate or (PRETRAINED_RATE if self.image_input_.is_pretrained else 1.0)
-        return [{"params": list(self.tower_.backbone.parameters()), "lr": self.learning_rate * rate}]
+        return [{"params": parameters, "lr": self.learning_rate * rate}]
 
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
         """Take one gradient step on the sum of `losses`."""
@@ -206,8 +209,7 @@ class DeepMethod(Method):
         modes = [(module, module.training) for module in self.tower_.modules()]
         self.tower_.eval()
         for some in rows.split(items.n_rows):
-            x = items.take(some)
-            parts.append(x if self.tower_.backbone is None else self.tower_.features(x.to(device)).cpu())
+            parts.append(self.tower_.features_of(items.take(some).to(device)).cpu())
         for module, is_training in modes:
             module.training = is_training
         return torch.cat(parts)
@@ -220,17 +222,17 @@ class DeepMethod(Method):
             self.finetune == "none" or not self.mixed_precision or bfloat16_runs(resolved(self.device)),
             f"mixed_precision=True: bfloat16 does not run on this {resolved(self.device).type}; leave it at None",
         )
-        return ImageInput(self, self.seed, self.device, self.finetune)
+        return ImageInput(self, self.seed, self.device, self.finetune, wants_maps=self.uses_maps)
 
     def _begin(self, data: Loaded, progress: bool | None) -> None:
         self._batches(data.items, data.labels).require_enough()
         with limited_threads(self.threads):
             items, device = data.items, resolved(self.device)
-            backbone = self._trained_part(device)
+            backbone = self._backbone_part(device)
             feature_map = self._feature_map(items, data.labels, backbone, progress)
-            if isinstance(items, ArrayItems) and backbone is None and feature_map is not None:
-                items = MappedItems(items.x, feature_map).in_memory()
             self.tower_ = Tower(backbone, feature_map or nn.Identity(), nn.Identity()).to(device)
+            if isinstance(items, ArrayItems) and (backbone is None or isinstance(backbone, MapStage)):
+                items = MappedItems(items.x, self._training_items, items.n_rows).in_memory()
             batches = self._batches(items, data.labels)
             self._count_novel(batches, progress)
             self._build_network(len(data.labels.classes))
@@ -266,8 +268,11 @@ class DeepMethod(Method):
         max_features = self.max_features or (int(np.clip(n_labelled // 6, 64, 256)) if n_labelled else 256)
         return fit_feature_map(found, max_features, labels, self.whitening_ridge, int(self.seed))
 
-    def _trained_part(self, device: torch.device) -> nn.Module | None:
-        return None if self.image_input_ is None else self.image_input_.trained_part(device)
+    def _training_items(self, x: Tensor) -> Tensor:
+        return self.tower_.training_items(x.to(resolved(self.device))).cpu()
+
+    def _backbone_part(self, device: torch.device) -> nn.Module | None:
+        return None if self.image_input_ is None else self.image_input_.part(device)
 
     def _build_network(self, n_seen: int) -> None:
         feature_map = self.tower_.feature_map
@@ -318,7 +323,8 @@ class DeepMethod(Method):
     def n_inputs(self) -> int:
         """Number of features F of the data that the method was fitted on."""
         backbone = self.tower_.backbone
-        return math.prod(backbone.shape) if isinstance(backbone, LastStage) else len(self.feature_map_.mean)
+        takes_inputs = isinstance(backbone, LastStage | MapStage)
+        return math.prod(backbone.shape) if takes_inputs else len(self.feature_map_.mean)
 
     def state(self) -> dict[str, Tensor]:
         """Return the fitted tensors; of the backbone, only the part that was trained."""
@@ -330,27 +336,7 @@ class DeepMethod(Method):
         components = state.get("feature_map.components") if may_lack_map else state["feature_map.components"]
         feature_map = nn.Identity() if components is None else FeatureMap(*components.shape)
         device = resolved(self.device)
-        self.tower_ = Tower(self._trained_part(device), feature_map, nn.Identity()).to(device)
+        self.tower_ = Tower(self._backbone_part(device), feature_map, nn.Identity()).to(device)
         self._build_network(len(self.classes_))
         self.tower_.load_state_dict(state)
         self.tower_.eval()
-
-
-class Tower(nn.Module):
-    """Items -> features of the backbone -> mapped features -> output of the method's network."""
-
-    def __init__(self, backbone: nn.Module | None, feature_map: nn.Module, network: nn.Module):
-        super().__init__()
-        self.backbone, self.feature_map, self.network = backbone, feature_map, network
-
-    def features(self, x: Tensor) -> Tensor:
-        """Map a batch of items to mapped features (n, F')."""
-        x = x if self.backbone is None else self.backbone(x).float()
-        with torch.autocast(x.device.type, enabled=False):  # the network runs in float32
-            mapped: Tensor = self.feature_map(x)
-        return mapped
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map a batch of items to the output of the network."""
-        out: Tensor = self.network(self.features(x))
-        return out

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from combemb import backbones
-from combemb.backbones.base import Backbone, LastStage
+from combemb.backbones.base import Backbone, LastStage, MapStage
 from combemb.backbones.extract import extract
 from combemb.data.augmentation import Augmentation, Views
 from combemb.data.embeddings import check_finite
@@ -70,13 +70,18 @@ class ImageInput:
         Those of the method.
     trained : {"none", "last", "all"}
         The part of the backbone that the method trains. Images become features, inputs of the last stage, or pixels.
+    wants_maps : bool
+        Whether the method uses the maps of a frozen backbone. Images then become inputs of the last stage, unless that
+        stage makes vectors.
     """
 
-    def __init__(self, settings: ImageSettings, seed: int, device: str, trained: str = "none"):
+    def __init__(
+        self, settings: ImageSettings, seed: int, device: str, trained: str = "none", *, wants_maps: bool = False
+    ):
         names = ("crop_area", "flip", "colour", "grey", "blur")
         self.augmentation = Augmentation(**{name: float(getattr(settings, name)) for name in names})
         self.name, self.width, self.weights = settings.backbone, settings.backbone_width, settings.backbone_weights
-        self.seed, self.device, self.trained = int(seed), device, trained
+        self.seed, self.device, self.trained, self.wants_maps = int(seed), device, trained, wants_maps
         self.size = int(settings.image_size or 0)  # in pixels; 0 until `decide_size`
         self.known_digest: str | None = None  # of the backbone of a fitted method; another one is refused
         self.first_stage_weights: Path | None = None
@@ -84,8 +89,8 @@ class ImageInput:
     def start_from(self, weights: Path) -> None:
         """Use the weights of a first stage."""
         self.first_stage_weights = weights
-        self.__dict__.pop("backbone", None)
-        self.__dict__.pop("digest", None)
+        for name in ("backbone", "digest", "map_stage"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -125,10 +130,21 @@ class ImageInput:
             largest = self.backbone.default_size
             self.size = min(max(_typical_side(images, largest), min(MIN_SIDE, largest)), largest)
 
-    def trained_part(self, device: torch.device) -> LastStage | Backbone | None:
-        """Return a copy of the part of the backbone that the method trains; None if it stays frozen."""
-        if self.trained == "none":
+    @cached_property
+    def map_stage(self) -> MapStage | None:
+        """The last stage of a frozen backbone for images of the size decided, if the method uses maps and it has any.
+
+        Inputs of that stage are smaller than its maps in most backbones, and in the cache for `finetune="last"` too.
+        """
+        if not self.wants_maps or self.trained != "none":
             return None
+        stage = MapStage(self.backbone.for_inference().to(resolved(self.device)), self.size)
+        return stage if stage.has_maps else None
+
+    def part(self, device: torch.device) -> LastStage | Backbone | MapStage | None:
+        """Return a copy of the part of the backbone that the method trains or whose maps it uses; None if neither."""
+        if self.trained == "none":
+            return self.map_stage
         backbone = deepcopy(self.backbone).to(device).eval()
         return LastStage(backbone, self.size) if self.trained == "last" else backbone
 
@@ -151,7 +167,15 @@ class ImageInput:
         items, rows, broken = read(given.images, n_views, progress)
         assert given.ids is not None
         named = {str(given.ids[row]): reason for row, reason in broken.items()}
-        return Loaded(items, given, given.ids[rows], rows, given.images.key, named, self.trained == "none")
+        stage = self.map_stage
+        are_features, pooled = self.trained == "none" and stage is None, None if stage is None else self._pooled
+        return Loaded(items, given, given.ids[rows], rows, given.images.key, named, are_features, pooled)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        """Return features (n, F) of flattened inputs of the frozen last stage."""
+        assert self.map_stage is not None
+        features: Tensor = self.map_stage(x.to(resolved(self.device)))
+        return features.cpu()
 
     def _features(self, images: Images, n_views: int, progress: bool | None) -> tuple[Any, np.ndarray, dict[int, str]]:
         require(
@@ -159,7 +183,7 @@ class ImageInput:
             f"{self.name} comes without weights; set backbone_weights=FILE, or train it with "
             "finetune='all' of a method that trains a network",
         )
-        is_last = self.trained == "last"
+        is_last = self.trained == "last" or self.map_stage is not None
         with limited_threads(max(1, n_cores() // 2)):  # the other cores decode images
             found = extract(
                 images,

@@ -7,17 +7,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from combemb.backbones.base import Backbone, LastStage
+from combemb.backbones.base import Backbone, LastStage, MapStage
 from combemb.data.labels import same_class
 from combemb.learning.batches import Batch, Batches
 from combemb.learning.curves import Panel
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
-from combemb.learning.objectives.head_network import HeadNetwork
+from combemb.learning.objectives.distillation import mutual_divergence, similarities
 from combemb.learning.objectives.pairs import rank_statistics
-from combemb.learning.objectives.parts import FeatureBlocks, bag_of_parts, inner_places, word_distances
+from combemb.learning.objectives.parts import FeatureBlocks, PlaceLayer, bag_of_parts, inner_places, word_distances
 from combemb.learning.objectives.queues import Queue
 from combemb.learning.objectives.ramps import ramp_up
+from combemb.learning.objectives.two_branches import TwoBranches
 from combemb.learning.objectives.two_heads import ALL, SEEN, start_at_axes, two_head_terms
 from combemb.learning.published import WithSGD
 from combemb.learning.settings import setting
@@ -26,50 +27,7 @@ from combemb.system.arrays import unit
 
 PUBLISHED_RANKED, PUBLISHED_WORDS = 5, 2048
 N_RANKED, N_WORDS = 1, 128  # on frozen features; chosen on tune-0
-DELTA, DELTA_MOMENTUM = 0.5, 0.99  # start and momentum of the running mean of the release
-
-
-class TwoBranches(HeadNetwork):
-    """Both branches with two heads each, the dictionary of parts, and a memory for each branch.
-
-    The features of the global branch are the network's output. `local` is None if the local branch is a copy of the
-    last stage of a backbone.
-    """
-
-    delta: Tensor  # ()
-
-    def __init__(
-        self,
-        n_features: int,
-        width: int | None,
-        heads: dict[str, int],
-        local: nn.Module | None,
-        lengths: dict[str, int],
-    ):
-        super().__init__(n_features, width, heads)
-        self.local, D = local, lengths["local"]
-        self.local_heads = nn.ModuleDict({name: nn.Linear(D, n) for name, n in heads.items()})
-        self.words, self.local_memory = Queue(lengths["words"], D), Queue(lengths["memory"], D)
-        self.memory = Queue(lengths["memory"], self.n_outputs)
-        self.register_buffer("delta", torch.tensor(DELTA))
-
-
-def similarities(f: Tensor, other: Tensor, memory: Tensor, temperature: float) -> Tensor:
-    """Return the logits (n, 1 + m) of items f (n, D) against their own second view and a memory (m, D).
-
-    All rows have unit length.
-    """
-    own = (f * other).sum(dim=1, keepdim=True)
-    return torch.cat([own, f @ memory.T], dim=1) / temperature
-
-
-def mutual_divergence(logits: Tensor, others: Tensor) -> Tensor:
-    """Return (KL(a || b) + KL(b || a)) / 2 = sum_j (a_j - b_j) (log a_j - log b_j) / 2, the mean over the rows.
-
-    a and b are the softmaxes of logits (n, m) and of others (n, m).
-    """
-    log_a, log_b = logits.log_softmax(dim=1), others.log_softmax(dim=1)
-    return 0.5 * ((log_a.exp() - log_b.exp()) * (log_a - log_b)).sum(dim=1).mean()
+DELTA_MOMENTUM = 0.99  # of the running mean of the release
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -92,9 +50,11 @@ class DualRank(WithSGD, HeadMethod):
     delta is a running mean (0.99, from 0.5) of the squared distance from a place to the nearest word. Outputs of the
     head over all classes are matched to the seen ones by labelled items. `embed` and `predict` use the global branch.
 
-    If the backbone is trained, branch l is a copy of its last stage, and places are those of the map, without the
-    outermost ring if the map is larger than 4 x 4. On frozen features there is no map: places are then `n_places`
-    blocks of the features, each with a layer of its own. That is an analogue, not the published operation.
+    Places are those of the map of the backbone's last stage, without the outermost ring if it is larger than 4 x 4. If
+    the backbone is trained, branch l is a copy of that stage; if it is frozen, a layer with a ReLU, the same at every
+    place, on their mapped features, whose mean is what branch g sees. Embeddings, and backbones that end in a vector,
+    have no map: places are then `n_places` blocks of the features, each with a layer of its own. That is an analogue,
+    not the published operation.
 
     The release feeds the local heads with global features and uses one view twice in the local BCE; the paper does not.
     """
@@ -103,9 +63,10 @@ class DualRank(WithSGD, HeadMethod):
         "Novel Visual Category Discovery with Dual Ranking Statistics and Mutual Knowledge Distillation, NeurIPS 2021"
     )
     departs: ClassVar[str] = (
-        "heads over all classes (the dagger version of the CombEmb paper); on frozen features, blocks of features "
-        "instead of places in a map; AdamW"
+        "heads over all classes (the dagger version of the CombEmb paper); for a frozen backbone, a layer in the place "
+        "of the last stage; for embeddings, blocks of features instead of places in a map; AdamW"
     )
+    uses_maps: ClassVar[bool] = True
     paper_stages: ClassVar[tuple[str, ...]] = ("simclr", "supervised")
     trial_settings: ClassVar[dict[str, Any]] = {
         **{"start_steps": 50, "width": 64, "pretraining_epochs": 1},
@@ -125,7 +86,7 @@ class DualRank(WithSGD, HeadMethod):
         above=0,
     )
     sharpness: float = setting(15.0, "of the assignment of places to words; the release's", above=0)
-    n_places: int = setting(4, "P, blocks of features that stand for places on frozen features; ours", above=0)
+    n_places: int = setting(4, "P, blocks of features that stand for places where there is no map; ours", above=0)
     n_memory: int = setting(2048, "items in the memory of each branch; the release's", above=0)
     temperature: float = setting(0.07, "T of the distributions that the branches exchange; the paper's", above=0)
     mutual_weight: float = setting(1.0, "weight of the mutual distillation; the paper's", at_least=0)
@@ -137,24 +98,31 @@ class DualRank(WithSGD, HeadMethod):
     def network(self, n_features: int, n_seen: int, n_novel: int) -> TwoBranches:
         """Return the network; a copy of the last stage becomes part of the backbone, whose learning rate it has."""
         backbone, heads = self.tower_.backbone, {SEEN: n_seen, ALL: n_seen + n_novel}
-        n_words = self.n_words or (N_WORDS if backbone is None else PUBLISHED_WORDS)
-        lengths = {"words": n_words, "memory": self.n_memory}
-        local = None
+        local: nn.Module | None = None
+        local_width = n_features
         if backbone is None:
-            lengths["local"] = max(self.width // self.n_places, 1)
-            local = FeatureBlocks(n_features, self.n_places, lengths["local"])
+            local_width = max(self.width // self.n_places, 1)
+            local = FeatureBlocks(n_features, self.n_places, local_width)
+        elif isinstance(backbone, MapStage):
+            local_width = self.width
+            local = PlaceLayer(n_features, local_width)
         else:
             assert isinstance(backbone, LastStage | Backbone)
             stage = backbone.stage if isinstance(backbone, LastStage) else list(backbone.stages.values())[-1]
             backbone.add_module("local", deepcopy(stage))
-            lengths["local"] = n_features
-        net = TwoBranches(n_features, self.trunk_width, heads, local, lengths)
+        n_words = self.n_words or (PUBLISHED_WORDS if self._trains_backbone else N_WORDS)
+        lengths = {"local_width": local_width, "n_words": n_words, "n_memory": self.n_memory}
+        net = TwoBranches(n_features, self.trunk_width, heads, local, **lengths)
         start_at_axes(net.trunk)
         return net
 
     @property
+    def _trains_backbone(self) -> bool:
+        return self.trunk_width is None
+
+    @property
     def _k(self) -> int:
-        return self.n_ranked or (N_RANKED if self.tower_.backbone is None else PUBLISHED_RANKED)
+        return self.n_ranked or (PUBLISHED_RANKED if self._trains_backbone else N_RANKED)
 
     @property
     def _net(self) -> TwoBranches:
@@ -162,15 +130,15 @@ class DualRank(WithSGD, HeadMethod):
         return self.network_
 
     def mapped(self, batch: Batch) -> Batch:
-        """Return the batch as it is: both branches start from the input of a trained last stage."""
+        """Return the batch as it is: both branches start from it."""
         return batch
 
     def branches(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features (B, D) of the global branch and the maps (B, D', h, w) of the local one."""
         net, backbone = self._net, self.tower_.backbone
-        if backbone is None:
-            assert net.local is not None
-            return net.trunk(x), net.local(x)
+        if net.local is not None:
+            places = self.tower_.maps_of(x) if isinstance(backbone, MapStage) else x
+            return net.trunk(self.tower_.features_of(x)), net.local(places)
         assert isinstance(backbone, LastStage | Backbone)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._is_mixed(x.device)):
             before = x.unflatten(1, backbone.shape) if isinstance(backbone, LastStage) else backbone.before_last(x)

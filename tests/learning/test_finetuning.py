@@ -16,8 +16,8 @@ from combemb.backbones.base import LastStage
 from combemb.backbones.feature_map import FeatureMap
 from combemb.backbones.resnet18 import ResNet18
 from combemb.data.image_items import ImageItems
-from combemb.learning.deep import Tower
 from combemb.learning.run_folder import CHECKPOINT, WEIGHTS, RunFolder
+from combemb.learning.tower import Tower
 from combemb.methods.combemb import CombEmb
 from combemb.system.machine import bfloat16_runs, seeded
 from tests.pictures import LABELS, PIXELS, SEEN, cached, write_folder

@@ -13,6 +13,7 @@ from combemb.data.labels import read_labels
 from combemb.learning import head
 from combemb.learning.batches import Batches
 from combemb.learning.head import HeadMethod
+from combemb.learning.tower import Tower
 from combemb.system.files import write_tensors
 from combemb.system.machine import seeded
 from tests.learning.kinds import PAPER
@@ -42,8 +43,7 @@ def ready(labels: np.ndarray, seed: int = 0) -> tuple[Pairs, Batches, np.ndarray
     x = rng.normal(size=(len(labels), F)).astype(np.float32)
     method = Pairs(width=16, device="cpu", start_steps=60)
     method.image_input_ = None
-    method.tower_ = torch.nn.Module()
-    method.tower_.backbone = None
+    method.tower_ = Tower(None, torch.nn.Identity(), torch.nn.Identity())
     with seeded(seed):
         method.tower_.network = method.network(F, N_SEEN, N_NOVEL)
     return method, Batches(ArrayItems(x[:, None]), read_labels(labels, len(labels)), 20, 0.5, 0), x

@@ -4,15 +4,20 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from combemb.backbones.base import MapStage
 from combemb.backbones.resnet18 import ResNet18
+from combemb.data.given import read_given
 from combemb.learning.batches import Batch
-from combemb.learning.objectives.parts import FeatureBlocks, bag_of_parts, inner_places, word_distances
+from combemb.learning.objectives.distillation import mutual_divergence, similarities
+from combemb.learning.objectives.parts import FeatureBlocks, PlaceLayer, bag_of_parts, inner_places, word_distances
 from combemb.learning.objectives.queues import Queue
-from combemb.methods.dualrank import DualRank, mutual_divergence, similarities
+from combemb.methods.dualrank import DualRank
+from combemb.methods.rankstats import RankStats
 from combemb.system.arrays import unit
 from combemb.system.files import write_tensors
 from combemb.system.machine import seeded
@@ -24,6 +29,7 @@ SMALL = {
     **{"n_novel": 2, "epochs": 2, "batch_size": 32, "start_steps": 20, "width": 16, "device": "cpu"},
     **{"n_words": 24, "n_memory": 20, "n_places": 2, "n_ranked": 2, "sharpness": 3.0},
 }
+IMAGE_SETTINGS = {"backbone", "backbone_width", "backbone_weights", "image_size"}
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -53,9 +59,11 @@ def training(progress: float = 0.1, x=BLOBS.x, labels=BLOBS.labels, **settings) 
 def fill(method: DualRank, full: bool = True) -> None:
     """Fill dictionary and memories with random rows."""
     net = method.network_
-    net.words.push(normal(len(net.words.rows), net.words.rows.shape[1], seed=5).relu()[: None if full else -1])
-    net.memory.push(unit(normal(11, net.memory.rows.shape[1], seed=6)))
-    net.local_memory.push(unit(normal(11, net.local_memory.rows.shape[1], seed=7)))
+    dtype = net.delta.dtype
+    words = normal(*net.words.rows.shape, seed=5).relu().to(dtype)
+    net.words.push(words if full else words[:-1])
+    net.memory.push(unit(normal(11, net.memory.rows.shape[1], seed=6)).to(dtype))
+    net.local_memory.push(unit(normal(11, net.local_memory.rows.shape[1], seed=7)).to(dtype))
 
 
 @pytest.fixture(scope="module")
@@ -324,6 +332,85 @@ def test_both_stages_are_trained_and_restored(images, tmp_path):
     assert torch.equal(loaded.embed(x), method.embed(x))
     restored = loaded.tower_.backbone.get_submodule("local").state_dict()
     assert all(torch.equal(restored[name], local[name]) for name in local)
+
+
+# Maps of a frozen backbone
+
+
+@pytest.fixture
+def frozen(images):
+    """A method before its first step on maps of 5 x 5 places, in single precision, and inputs of the frozen stage."""
+    method, _ = training(**{**images, "image_size": 40})
+    method.tower_.float()
+    assert isinstance(method.tower_.backbone, MapStage)
+    assert isinstance(method.network_.local, PlaceLayer)
+    x = torch.from_numpy(method.image_input_.load(read_given(PIXELS), 1, False).items.x[:9, 0].astype(np.float32))
+    return method, x
+
+
+@torch.no_grad()
+def test_places_of_a_frozen_backbone_are_those_of_its_map(frozen):
+    method, x = frozen
+    net, feature_map = method.network_, method.tower_.feature_map
+    maps = method.image_input_.backbone.eval().stages["layer4"](x.unflatten(1, (16, 10, 10)))
+    length = maps.mean(dim=(2, 3)).norm(dim=1, keepdim=True)
+    f, found = method.branches(method.tower_.training_items(x))
+    assert found.shape == (9, 16, 5, 5)
+    assert inner_places(found).shape == (9, 9, 16)  # without the outermost ring
+    mapped = (maps.mean(dim=(2, 3)) / length - feature_map.mean) @ feature_map.components
+    close = {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(f, net.trunk(mapped), **close)
+    torch.testing.assert_close(method.tower_.features(x), mapped, **close)
+    for row, column in itertools.product(range(5), range(5)):
+        place = (maps[:, :, row, column] / length - feature_map.mean) @ feature_map.components
+        expected = torch.relu(place @ net.local.layer.weight.T + net.local.layer.bias)
+        torch.testing.assert_close(found[:, :, row, column], expected, **close)
+
+
+@torch.no_grad()
+def test_local_pairs_react_to_a_part_at_another_place(frozen):
+    method, x = frozen
+    fill(method)
+    items = method.tower_.training_items(x[:1]).repeat(2, 1)
+    assert method.similar_parts(inner_places(method.branches(items)[1])).all()
+    maps = method.tower_.maps_of(items)
+    maps[1, :, 0, 0] += 50 * normal(maps.shape[1]).float()  # in the ring
+    assert method.similar_parts(inner_places(method.branches(maps.flatten(1))[1])).all()
+    maps[1, :, 1:4, 1:4] += 50 * normal(maps.shape[1], 3, 3).float()
+    pairs = method.similar_parts(inner_places(method.branches(maps.flatten(1))[1]))
+    assert pairs.tolist() == [[True, False], [False, True]]
+
+
+def test_a_frozen_stage_is_neither_trained_nor_stored(images, tmp_path):
+    settings = {**SMALL, **images, "learning_rate": 0.1}
+    x, labels = settings.pop("x"), settings.pop("labels")
+    method = DualRank(**settings).fit(x, labels, folder=tmp_path / "run", progress=False)
+    stage = method.tower_.backbone
+    assert isinstance(stage, MapStage)
+    assert not list(stage.parameters())
+    assert not [name for name in method.state() if name.startswith("backbone")]
+    assert method.backbone_group() == []
+    before = MapStage(method.image_input_.backbone.for_inference(), 16)
+    items = torch.randn(3, math.prod(stage.shape), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(stage.maps(items), before.maps(items))
+    loaded = DualRank.load(tmp_path / "run")
+    z = method.embed(x)
+    assert torch.equal(loaded.embed(x), z)
+    assert np.array_equal(loaded.predict(x), method.predict(x))
+    # discovery sees the same features beside the embeddings as it does of methods without maps
+    plain = RankStats(**{name: value for name, value in images.items() if name in IMAGE_SETTINGS}).read(x)
+    found = method.read(x)
+    assert not found.are_features
+    np.testing.assert_allclose(found.discovery_features, plain.discovery_features, rtol=1e-2, atol=1e-2)
+
+
+def test_a_backbone_that_ends_in_a_vector_has_blocks_for_places(images, monkeypatch):
+    own = ResNet18.last_maps
+    monkeypatch.setattr(ResNet18, "last_maps", lambda self, x: own(self, x).mean(dim=(2, 3)))
+    method, batch = training(**images)
+    assert method.tower_.backbone is None
+    assert isinstance(method.network_.local, FeatureBlocks)
+    assert method.branches(batch.x)[1].shape[2:] == (2, 1)
 
 
 def test_both_branches_start_from_the_labels_and_the_head_is_matched_in_the_end():

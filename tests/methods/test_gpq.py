@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from combemb.data import datasets, open_set_split
 from combemb.learning.batches import Batch
-from combemb.learning.deep import Tower
+from combemb.learning.tower import Tower
 from combemb.methods.gpq import GPQ
 from combemb.methods.itq import ITQ
 from combemb.search.metrics import code_retrieval

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from combemb.learning.batches import Batch
-from combemb.learning.deep import Tower
 from combemb.learning.objectives.queues import Queue
+from combemb.learning.tower import Tower
 from combemb.methods.ncl import NCL, hard_negatives, label_targets, latest, neighbour_loss, neighbour_targets
 from combemb.system.arrays import unit
 from combemb.system.machine import seeded

@@ -12,8 +12,8 @@ from torch import Tensor
 from combemb.discovery.kmeans import kmeans
 from combemb.discovery.metrics import agreement
 from combemb.learning.batches import Batch
-from combemb.learning.deep import Tower
 from combemb.learning.objectives.pair_losses import consistency, pairwise_bce
+from combemb.learning.tower import Tower
 from combemb.methods.ncl import NCL
 from combemb.methods.rankstats import RankStats
 from combemb.system.machine import seeded

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from combemb.learning.objectives.two_heads import start_at_axes
+
 LEAST_WITH_RING = 4  # a map of at most this side keeps its outermost ring
 
 
@@ -27,6 +29,22 @@ class FeatureBlocks(nn.Module):
         blocks = x[:, self.shuffled].unflatten(1, (len(self.weight), -1))  # (B, P, F' / P)
         places = torch.einsum("bpf,pdf->bpd", blocks, self.weight) + self.bias
         return places.relu().transpose(1, 2)[..., None]
+
+
+class PlaceLayer(nn.Module):
+    """On maps of a frozen backbone: a layer with a ReLU, the same at every place, that starts at the axes."""
+
+    def __init__(self, n_features: int, width: int):
+        super().__init__()
+        self.layer = nn.Linear(n_features, width)
+        nn.init.zeros_(self.layer.bias)
+        start_at_axes(self.layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, F', h, w), or features (B, F') of items as one place -> (B, D, h, w)."""
+        maps = x[..., None, None] if x.ndim == 2 else x
+        places: Tensor = self.layer(maps.movedim(1, -1)).relu()
+        return places.movedim(-1, 1)
 
 
 def inner_places(maps: Tensor) -> Tensor:
