@@ -44,7 +44,8 @@ class FeatureMap(nn.Module):
         """Map features at places (n, F, h, w) to (n, F', h, w), whose mean over the places is `forward` of theirs."""
         length = maps.mean(dim=(2, 3)).norm(dim=1).clamp(min=1e-12)  # of the item: strong places stay strong
         places = maps.movedim(1, -1) / length[:, None, None, None]  # (n, h, w, F)
-        return ((places - self.mean) @ self.components).movedim(-1, 1)
+        mapped: Tensor = (places - self.mean) @ self.components
+        return mapped.movedim(-1, 1)
 
 
 def moments(chunks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:

@@ -323,8 +323,9 @@ class DeepMethod(Method):
     def n_inputs(self) -> int:
         """Number of features F of the data that the method was fitted on."""
         backbone = self.tower_.backbone
-        takes_inputs = isinstance(backbone, LastStage | MapStage)
-        return math.prod(backbone.shape) if takes_inputs else len(self.feature_map_.mean)
+        if isinstance(backbone, LastStage | MapStage):
+            return math.prod(backbone.shape)
+        return len(self.feature_map_.mean)
 
     def state(self) -> dict[str, Tensor]:
         """Return the fitted tensors; of the backbone, only the part that was trained."""

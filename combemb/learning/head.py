@@ -1,5 +1,6 @@
 """Deep methods with a head over all classes, seen and novel."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from torch.nn import functional
 from torch.optim import Adam
 
 from combemb.data.labels import Labels
-from combemb.discovery.class_number import Pile, count_novel, counted_rows
-from combemb.discovery.discovering import NOVEL
+from combemb.discovery.class_number import counted_rows
+from combemb.discovery.discovering import NOVEL, discover
 from combemb.discovery.result import free_names
 from combemb.learning.batches import Batches
 from combemb.learning.deep import DeepMethod
@@ -25,7 +26,7 @@ from combemb.learning.pretraining.simclr import SimCLR
 from combemb.learning.pretraining.supervised import Supervised
 from combemb.learning.pretraining.training import BackboneTraining, TrainedStage
 from combemb.learning.settings import setting
-from combemb.system.errors import require
+from combemb.system.errors import Note, require
 from combemb.system.machine import resolved
 
 STAGES: dict[str, type[BackboneTraining]] = {"simclr": SimCLR, "supervised": Supervised}
@@ -165,4 +166,7 @@ class HeadMethod(DeepMethod):
         elif not hasattr(self, "n_novel_"):  # a resumed run has it
             rows = counted_rows(data.labels.values, int(self.seed))
             x = self.clean_features(data.items, torch.from_numpy(rows)).numpy()
-            self.n_novel_ = count_novel(Pile(x, data.labels.values[rows], seed=int(self.seed), progress=progress)).n
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Note)  # what labels cannot support, `discover` says after the fit
+                found = discover(x, data.labels.values[rows], seed=int(self.seed), progress=progress)
+            self.n_novel_ = found.n_novel

@@ -35,7 +35,8 @@ class Tower(nn.Module):
     def maps_of(self, x: Tensor) -> Tensor:
         """Return training items that are features at every place as maps (n, F', h, w)."""
         assert isinstance(self.backbone, MapStage)
-        return x.unflatten(1, (-1, *self.backbone.map_shape[1:]))
+        maps: Tensor = x.unflatten(1, (-1, *self.backbone.map_shape[1:]))
+        return maps
 
     def features_of(self, x: Tensor) -> Tensor:
         """Return the mapped features (n, F') of training items."""

@@ -184,7 +184,7 @@ def test_a_resumed_head_keeps_its_number(tmp_path, every_epoch, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         Head(**SHORT).fit(BLOBS.x, BLOBS.labels, folder=tmp_path / "run")
     monkeypatch.undo()
-    monkeypatch.setattr("combemb.learning.head.count_novel", None)  # would be called
+    monkeypatch.setattr("combemb.learning.head.discover", None)  # would be called
     assert Head(**SHORT).fit(BLOBS.x, BLOBS.labels, folder=tmp_path / "run", resume=True).n_novel_ == 2
 
 
