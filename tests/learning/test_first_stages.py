@@ -19,7 +19,7 @@ from combemb.learning.pretraining import weights_after
 from combemb.learning.pretraining.simclr import SimCLR
 from combemb.learning.pretraining.supervised import Supervised
 from combemb.learning.pretraining.training import TrainedStage, share_right
-from combemb.system.machine import seeded
+from combemb.system.machine import n_cores, seeded
 from tests.learning.kinds import Head, Queue
 from tests.pictures import LABELS, PIXELS
 
@@ -112,10 +112,11 @@ def test_one_item_has_no_neighbours():
     assert share_right(torch.ones(1, 3), torch.tensor([2]), 5) == 0
 
 
-def test_the_check_is_logged_every_few_epochs(tmp_path):
-    method = SimCLR(**IMAGES, **SMALL | {"epochs": 5}, check_every=2).fit(PIXELS, LABELS, folder=tmp_path)
+def test_the_check_is_logged_every_few_epochs(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "STEPS_PER_DIAGNOSIS", 1)
+    method = SimCLR(**IMAGES, **SMALL | {"epochs": 6}, check_every=2).fit(PIXELS, LABELS, folder=tmp_path)
     logged = [record["epoch"] for record in method.log_ if "neighbours_right" in record]
-    assert logged == [5]  # epochs 1, 3 and 5 are checked, of which the log of so few steps has the last
+    assert logged == [1, 3, 5, 6]  # every second one and the last
     assert all(0 <= record.get("neighbours_right", 0) <= 1 for record in method.log_)
 
 
@@ -185,6 +186,7 @@ def test_an_interrupted_stage_continues_to_the_same_weights(tmp_path_factory, mo
     begun, real = [], StoppedSimCLR.on_epoch
     monkeypatch.setattr(StoppedSimCLR, "before", -1)
     monkeypatch.setattr(StoppedSimCLR, "on_epoch", lambda self, *a: begun.append(a[1]) or real(self, *a))
+    monkeypatch.setattr("combemb.learning.pretraining.training.n_cores", lambda: n_cores() + 1)  # on another machine
     resumed = trained(StoppedSimCLR(**SMALL))
     assert begun == [1]
     assert resumed != whole

@@ -115,7 +115,9 @@ class TrainedStage:
             },
         )
         run = RunFolder(folder / RUN)
-        training = replace(self.training, **vars(own), seed=images.seed, device=images.device, threads=n_cores()).fit(
+        # a training that was stopped continues with as many threads, also if there are fewer cores now
+        threads = run.config()["settings"]["threads"] if run.has_config() else n_cores()
+        training = replace(self.training, **vars(own), seed=images.seed, device=images.device, threads=threads).fit(
             given, folder=run.folder, resume=run.has_config(), progress=progress
         )
         assert training.tower_.backbone is not None
