@@ -28,6 +28,7 @@ from combemb.cli.options import (
 )
 from combemb.cli.outcome import as_json as outcome
 from combemb.cli.outcome import command, lines_of_run
+from combemb.cli.serve import PORT, Open, Port, serve_run
 
 if TYPE_CHECKING:
     from combemb.collection.discovered import DiscoveredItems
@@ -55,6 +56,9 @@ def run(
         bool, typer.Option("--update", help="If data or settings have changed, replace the run by a new one.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: what was done and found.")] = False,
+    serves: Annotated[bool, typer.Option("--serve", help="Then serve the page; see `combemb serve`.")] = False,
+    port: Port = PORT,
+    open_page: Open = False,
     quiet: Quiet = False,
 ) -> None:
     """Fit, index, discover and write the page in one go: `fit`, `index` and `discover` with their defaults.
@@ -64,7 +68,10 @@ def run(
     there now. The features of images are extracted again only if the set of images has changed, and the names that you
     gave with `combemb classes` are kept.
 
-    Example: `combemb run photos/ --out runs/photos`
+    With `--serve`, the page of the run is served when all is done: to look at what was found, name it and fit
+    again.
+
+    Example: `combemb run photos/ --out runs/photos --serve --open`
     """
     from combemb.collection.discovered import require_one_label
     from combemb.data.given import read_given
@@ -82,6 +89,9 @@ def run(
             if changes and not update:
                 raise ValueError(_what_to_do(changes, folder))
             done = steps.run(is_changed=bool(changes))
+        if serves:
+            serve_run(folder, port=port, opens=open_page)
+            return
         if as_json:
             typer.echo(json.dumps(outcome(folder, done), indent=2))
             return

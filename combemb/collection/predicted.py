@@ -11,8 +11,10 @@ from combemb.collection.folders import check_folders
 from combemb.collection.named import class_probabilities
 from combemb.data.entries import listed
 from combemb.data.given import read_given
+from combemb.discovery.result import Discovery
 from combemb.learning.method import Method
 from combemb.learning.run_folder import RunFolder
+from combemb.system.arrays import Array
 from combemb.system.errors import require
 
 Kind = Literal["known", "found", "neither"]
@@ -79,17 +81,41 @@ def predict_in(run: str | Path, x: Any, *, to_folders: Path | None = None, progr
     data = model.read(given, progress=progress)
     if data.broken and data.rows is not None:
         given, entries = given.take(data.rows), entries.take(data.rows)
-    z, features = model.embed(data, progress=progress), data.discovery_features
-    is_near = found.predict(z, features) != found.neither
-    probabilities = class_probabilities(found, classes, found.probabilities(z, features))
-    items = []
-    for entry, near, k, probability in zip(entries.to_pylist(), is_near, *probabilities.assign(), strict=True):
-        name = probabilities.names[k] if near else None
-        kind: Kind = "neither" if name is None else "known" if name in classes.seen else "found"
-        confidence = None if name is None else float(probability)
-        items.append(Prediction(entry["id"], entry["path"], name or found.neither, kind, confidence))
+    placed = classes_of_embedded(found, classes, model.embed(data, progress=progress), data.discovery_features)
+    items = [
+        Prediction(entry["id"], entry["path"], *its) for entry, its in zip(entries.to_pylist(), placed, strict=True)
+    ]
     files = None if given.images is None or given.images.files is None else list(given.images.files)
     return Predictions(items, files, data.broken)
+
+
+def classes_of_embedded(
+    found: Discovery, classes: Classes, z: Array, features: Array | None = None
+) -> list[tuple[str, Kind, float | None]]:
+    """Put embedded items into classes as `predict_in` does.
+
+    Parameters
+    ----------
+    found, classes : Discovery, Classes
+        What was discovered, and what people made of it.
+    z, features : arrays of shape (n, D) and (n, F)
+        As for `Discovery.predict`.
+
+    Returns
+    -------
+    list of tuples
+        Name, kind and confidence of each item, as in `Prediction`.
+    """
+    is_near = found.predict(z, features) != found.neither
+    probabilities = class_probabilities(found, classes, found.probabilities(z, features))
+    placed: list[tuple[str, Kind, float | None]] = []
+    for near, k, probability in zip(is_near, *probabilities.assign(), strict=True):
+        name = probabilities.names[k] if near else None
+        if name is None:
+            placed.append((found.neither, "neither", None))
+        else:
+            placed.append((name, "known" if name in classes.seen else "found", float(probability)))
+    return placed
 
 
 def _model_and_classes(run: str | Path) -> tuple[Method, Classes]:

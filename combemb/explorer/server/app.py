@@ -1,0 +1,73 @@
+"""The application: routes, the guard before them, and what is stopped at the end."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
+
+from combemb.explorer.server import work
+from combemb.explorer.server.access import Access
+from combemb.explorer.server.current import Current
+from combemb.explorer.server.guard import Guard
+from combemb.explorer.server.problems import Problem, answer_problems
+from combemb.explorer.server.routes import changes, exports, items, jobs, pages, runs, search
+from combemb.system.version import __version__
+
+ABOUT = """Look at what was found, name it, search it, export it, fit again.
+`docs/decisions/explorer.md` of combemb says what the words mean: row, class, state, job."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is served. image_roots: folders outside the data whose pictures may be shown too."""
+
+    run: Path
+    access: Access = field(default_factory=Access)
+    image_roots: tuple[Path, ...] = ()
+    draws_map: bool = True  # if there is none as the server starts
+
+
+def application(options: Options) -> FastAPI:
+    """Return the application that serves a run.
+
+    Parameters
+    ----------
+    options : Options
+
+    Returns
+    -------
+    FastAPI
+    """
+    current = Current(options.run, options.image_roots)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if options.draws_map:
+            await run_in_threadpool(work.draw_missing_map, current.jobs, current.served)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(current.jobs.close)
+
+    app = FastAPI(
+        title="combemb explorer",
+        version=__version__,
+        description=ABOUT,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    answer_problems(app)
+    problems = {"4XX": {"model": Problem}, "5XX": {"model": Problem}, 422: {"model": Problem}}
+    for part in (runs, items, changes, search, exports, jobs):
+        app.include_router(part.routes(current), prefix="/api", responses=problems)
+    app.include_router(pages.routes(app, options.access))
+    app.mount("/static", pages.Static(directory=pages.STATIC, follow_symlink=False, check_dir=False))
+    app.add_middleware(Guard, access=options.access)
+    app.state.current = current
+    return app
