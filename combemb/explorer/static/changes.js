@@ -23,7 +23,8 @@ async function apply(change) {
     followNames(change, answer);
     select([]);
     setClusters(answer.clusters);
-    say(`Saved. ${sentence(answer.text)}`, change.kind === "undo" ? null : { text: "Undo", run: undo });
+    if (change.kind === "undo") say(sentence(answer.text));
+    else say(`Saved. ${sentence(answer.text)}`, { text: "Undo", run: undo });
     return answer;
   } catch (error) {
     if (error.code === "changed") {
@@ -49,7 +50,7 @@ function followNames(change, answer) {
   return follow(from, to);
 }
 
-const sentence = (text) => text.replace(/ -> /g, " → ");
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}`.replace(/ -> /g, " → ");
 
 export const undo = () => make({ kind: "undo" });
 export const name = (cluster, to) => make({ kind: "name", cluster, to });

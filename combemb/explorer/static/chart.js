@@ -20,14 +20,16 @@ export function chart(panel, epochs) {
   const drawing = draw("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": spoken(panel, epochs) },
     ticks(low, high, panel).map(({ at, text }) => [draw("line", { class: "tick", x1: LEFT, x2: W - RIGHT, y1: at, y2: at }), draw("text", { x: LEFT - 6, y: at + 4, "text-anchor": "end" }, text)]),
     draw("text", { x: LEFT, y: H - 6 }, `epoch ${epochs[0]}`), draw("text", { x: W - RIGHT, y: H - 6, "text-anchor": "end" }, String(epochs.at(-1))),
-    panel.lines.map((line, k) => draw("path", { class: `line colour-${k % 8}`, "stroke-dasharray": DASHES[(k >> 2) % DASHES.length], d: path(line.values, x, y, panel.is_log) })), place);
+    panel.lines.map((line, k) => draw("g", { class: `line colour-${k % 8}` },
+      draw("path", { "stroke-dasharray": DASHES[(k >> 2) % DASHES.length], d: path(line.values, x, y, panel.is_log) }),
+      alone(line.values).map((i) => draw("circle", { cx: x(i), cy: y(line.values[i]), r: 3 })))), place);
   const shown = panel.lines.map(() => make("output"));
   const legend = make("ul", { class: "lines" }, panel.lines.map((line, k) => make("li", {}, make("span", { class: `dash colour-${k % 8}` }), line.name, " ", shown[k])));
   const point = (i) => {
     place.setAttribute("visibility", "visible");
     place.setAttribute("x1", x(i));
     place.setAttribute("x2", x(i));
-    panel.lines.forEach((line, k) => { shown[k].textContent = format(line.values[i], panel); });
+    panel.lines.forEach((line, k) => { shown[k].textContent = format(last(line.values, i), panel); });
   };
   point(epochs.length - 1);
   drawing.addEventListener("pointermove", (event) => {
@@ -38,18 +40,20 @@ export function chart(panel, epochs) {
   return make("figure", { class: "chart" }, make("figcaption", {}, panel.title, panel.is_log && make("span", { class: "faint" }, " logarithmic")), drawing, legend);
 }
 
+/** A line through the values that there are; some things are not measured in every epoch. */
 function path(values, x, y, isLog) {
-  let isDown = false;
-  return values.map((value, i) => {
-    if (value === null || (isLog && value <= 0)) {
-      isDown = false;
-      return "";
-    }
-    const command = `${isDown ? "L" : "M"}${x(i).toFixed(1)} ${y(value).toFixed(1)}`;
-    isDown = true;
-    return command;
-  }).join("");
+  const there = [...values.keys()].filter((i) => values[i] !== null && (!isLog || values[i] > 0));
+  return there.map((i, place) => `${place ? "L" : "M"}${x(i).toFixed(1)} ${y(values[i]).toFixed(1)}`).join("");
 }
+
+/** The place of a value that is the only one, which no line shows. */
+function alone(values) {
+  const there = [...values.keys()].filter((i) => values[i] !== null);
+  return there.length === 1 ? there : [];
+}
+
+/** The last value that was measured up to place i. */
+const last = (values, i) => values.slice(0, i + 1).findLast((value) => value !== null);
 
 function ticks(low, high, panel) {
   return Array.from({ length: TICKS + 1 }, (_, i) => {

@@ -25,7 +25,7 @@ export function chooseClass(title, leave = []) {
   }
   function choice(cluster) {
     const pictures = cluster.exemplars.slice(0, 3).map((row) => make("span", { class: "tiny" }, thumbnail({ row, name: "" }, 64)));
-    return make("button", { class: "choice", onclick: () => take(cluster) }, mark(cluster), make("span", { class: "name" }, cluster.name), make("span", { class: "faint" }, counted(cluster.n_items, "item")), pictures);
+    return make("button", { class: "choice", onclick: () => take(cluster) }, mark(cluster), make("span", { class: "name" }, cluster.name, make("span", { class: "faint" }, counted(cluster.n_items, "item"))), pictures);
   }
   function take(cluster) {
     chosen = cluster;

@@ -8,7 +8,7 @@ import { complain, say } from "./saved.js";
 import { listen, setClusters, setRun, state } from "./state.js";
 
 const followed = new Set(); // ids of the jobs that are asked for
-const boxes = make("div", { class: "jobs" });
+const boxes = make("div", { class: "jobs whole" });
 const fitSummary = make("p", { class: "faint" });
 
 export async function showExport() {
@@ -50,7 +50,7 @@ function fitAgain() {
     epochs && make("label", { for: "epochs" }, "Epochs ", epochs),
     make("div", { class: "actions" }, make("button", { class: "main" }, "Fit again"), make("button", { type: "button", onclick: () => start("discover", { n_novel: null }) }, "Discover again"), state.run.index !== "impossible" && make("button", { type: "button", onclick: () => start("index", {}) }, "Index again")));
   summarise();
-  return make("section", { class: "part" }, make("h3", {}, "Fit again"), make("p", { class: "faint" }, "Learns from the labels that you have now, into a new run beside this one. This run is kept."), fitSummary, form);
+  return make("section", { class: "part whole" }, make("h3", {}, "Fit again"), make("p", { class: "faint" }, "Learns from the labels that you have now, into a new run beside this one. This run is kept."), fitSummary, form);
 }
 
 function summarise() {

@@ -33,7 +33,7 @@ function route() {
   if (current !== name) {
     if (current) VIEWS[current].hide();
     if (current) select([]);
-    scrollTo(0, 0);
+    byId("main").scrollTop = 0;
   }
   const isOther = current !== null && current !== name;
   current = name;

@@ -6,7 +6,7 @@ import { assignColours } from "./colours.js";
 import { byId, emptyState, make, problem, show } from "./dom.js";
 import { followJob } from "./jobs.js";
 import { showSide } from "./legend.js";
-import { CONFIG, layoutOf, middles, rowsOfTraces, tracesOf } from "./plot.js";
+import { CONFIG, layoutOf, middles, rangesOf, rowsOfTraces, tracesOf } from "./plot.js";
 import { hasPictures, listen, select, state } from "./state.js";
 import { thumbnail } from "./tiles.js";
 import { openViewer } from "./viewer.js";
@@ -48,7 +48,7 @@ async function draw() {
   rows = rowsOfTraces(assignment.numbers, clusters);
   tell();
   const isFirst = !plot.classList.contains("js-plotly-plot");
-  await window.Plotly.react(plot, tracesOf(places, rows), layoutOf(clusters, middle, drag), CONFIG);
+  await window.Plotly.react(plot, tracesOf(places, rows, plot), layoutOf(clusters, middle, places.ranges, plot, drag), CONFIG);
   if (isFirst) listenToPlot();
   drawn = wanted;
   showSide(showOnly);
@@ -57,7 +57,10 @@ async function draw() {
 
 async function loadMap() {
   const discovery = state.clusters.state.split("-")[0];
-  if (map?.key !== `${state.run.name} ${discovery}`) map = { ...(await api.map()), key: `${state.run.name} ${discovery}` };
+  if (map?.key !== `${state.run.name} ${discovery}`) {
+    const places = await api.map();
+    map = { ...places, ranges: rangesOf(places), key: `${state.run.name} ${discovery}` };
+  }
   return map;
 }
 
@@ -103,6 +106,7 @@ async function waitForMap() {
 }
 
 function listenToPlot() {
+  plot.addEventListener("pointerdown", () => { byId("hover").hidden = true; });
   plot.on("plotly_hover", (event) => hover(event.points[0], event.event));
   plot.on("plotly_unhover", () => { byId("hover").hidden = true; });
   plot.on("plotly_click", (event) => open(rowOf(event.points[0])));
@@ -156,7 +160,7 @@ export function setDrag(mode) {
 document.querySelectorAll("[data-drag]").forEach((button) => button.addEventListener("click", () => setDrag(button.dataset.drag)));
 byId("zoom-in").addEventListener("click", () => plot.layout && zoom(1 / ZOOM));
 byId("zoom-out").addEventListener("click", () => plot.layout && zoom(ZOOM));
-byId("zoom-all").addEventListener("click", () => plot.layout && window.Plotly.relayout(plot, { "xaxis.range": [-1.06, 1.06], "yaxis.range": [-1.06, 1.06] }));
+byId("zoom-all").addEventListener("click", () => plot.layout && window.Plotly.relayout(plot, { "xaxis.range": [...map.ranges[0]], "yaxis.range": [...map.ranges[1]] }));
 const redraw = () => isShown && state.run.map === "ready" && showMap();
 listen("clusters", redraw);
 listen("theme", redraw);
