@@ -185,22 +185,25 @@ class Steps:
 
     def _discover(self) -> None:
         from combemb.collection.discovered import discover_in, write_tables
-        from combemb.learning.run_folder import MAP, PAGE
+        from combemb.learning.run_folder import MAP, PAGE, PLACES
         from combemb.system.files import written_together
 
         # An old page would show other clusters than the tables list.
-        with self.stored.written(), written_together(self.folder, (PAGE, MAP)):
+        with self.stored.written(), written_together(self.folder, (PAGE, MAP, PLACES)):
             self.result = discover_in(self.folder, labels=self.labels, progress=self.progress)
             write_tables(self.result)
 
     def _page(self) -> None:
         from combemb.collection.discovered import stored_discovery
+        from combemb.explorer.stored_map import store_map
         from combemb.system.files import written_together
 
         if self.result is None:  # a call that was stopped has discovered it
             self.result = stored_discovery(self.folder, labels=self.labels, progress=self.progress)
-        with self.stored.written(), written_together(self.folder):
-            write_page(self.result, self.folder, progress=self.progress)
+        with self.stored.written():
+            with written_together(self.folder):
+                places = write_page(self.result, self.folder, progress=self.progress)
+            store_map(self.folder, places, self.result.z)
 
 
 def _what_to_do(changes: list[str], folder: Path) -> str:

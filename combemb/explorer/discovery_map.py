@@ -1,6 +1,5 @@
 """The map of a discovery: similar items are near each other, in the colours of their clusters."""
 
-import colorsys
 import json
 import warnings
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ import plotly.graph_objects as go
 import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
@@ -21,6 +19,7 @@ from sklearn.decomposition import PCA
 
 from combemb.data.embeddings import as_array, check_finite
 from combemb.discovery.clusters import Clusters
+from combemb.explorer.colours import colours
 from combemb.explorer.pages import TEMPLATES
 from combemb.system.arrays import Array
 from combemb.system.files import write_atomically
@@ -35,7 +34,6 @@ STEPS = (250, 500)  # with and without exaggeration
 STEPS_PER_UPDATE = 10  # of the progress display
 MIN_GRID_ITEMS = 4_000  # from here on forces are computed faster on a grid than by a tree
 TREE_THETA, GRID_INTERVAL = 0.8, 2.0  # twice as fast as openTSNE's own 0.5 and 1, with a loss 2 % larger
-HUE_STEP = 0.618034  # golden section of the colour circle: neighbouring clusters differ
 MAX_NAME_LENGTH = 24  # letters; longer names end in an ellipsis
 LETTER_WIDTH, LINE_HEIGHT = 0.015, 0.05  # of a name on the interactive map, relative to the map's side
 NAME_SHIFTS = [(0, 0), *((x, y) for y in (1.1, -1.1, 2.2, -2.2) for x in (0, 0.5, -0.5)), (1.1, 0), (-1.1, 0)]
@@ -63,7 +61,7 @@ def map_of(z: Array, seed: int = 0, progress: bool | None = None) -> tuple[np.nd
         Rows of z that are on the map.
     """
     items = _checked(z)
-    rows = _sampled(len(items), seed)
+    rows = sampled(len(items), seed)
     x = np.asarray(items[rows], dtype=np.float32)
     check_finite(x, allow_constant=True)
     with threads_for(len(x)):
@@ -86,7 +84,7 @@ def map_of_all(z: Array, seed: int = 0, progress: bool | None = None) -> np.ndar
     x = np.asarray(_checked(z), dtype=np.float32)
     check_finite(x, allow_constant=True)
     with threads_for(len(x)):
-        return _placed(_components(x, seed), _sampled(len(x), seed), seed, progress).astype(np.float32)
+        return _placed(_components(x, seed), sampled(len(x), seed), seed, progress).astype(np.float32)
 
 
 def _checked(z: Array) -> np.ndarray:
@@ -96,8 +94,8 @@ def _checked(z: Array) -> np.ndarray:
     return items
 
 
-def _sampled(n: int, seed: int) -> np.ndarray:
-    """Return the rows of all items, or of a sample if there are many."""
+def sampled(n: int, seed: int = 0) -> np.ndarray:
+    """Return the rows of n items, or of a sample of 20,000 if there are more."""
     if n <= MAX_ITEMS:
         return np.arange(n)
     return np.sort(np.random.default_rng(seed).choice(n, MAX_ITEMS, replace=False))
@@ -145,18 +143,6 @@ def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> openTSNE.TSNEEmb
             n_jobs=torch.get_num_threads() if is_many else 1,  # a step for few is too short to share
             random_state=seed,
         ).fit(x)
-
-
-def colours(found: Clusters) -> np.ndarray:
-    """Return a colour for each cluster, (K,) as #rrggbb: muted for seen classes, strong for novel ones."""
-    muted = [colour(i, is_novel=False) for i in range(found.n_seen)]
-    return np.array(muted + [colour(i, is_novel=True) for i in range(found.n_novel)])
-
-
-def colour(i: int, *, is_novel: bool) -> str:
-    """Return the colour of the i-th seen or novel class, as #rrggbb."""
-    muted, strong = (i * HUE_STEP % 1, 0.68, 0.25), ((0.02 + i * HUE_STEP) % 1, (0.42, 0.55)[i % 2], 0.85)
-    return str(to_hex(colorsys.hls_to_rgb(*(strong if is_novel else muted))))
 
 
 def by_importance(found: Clusters, assigned: np.ndarray) -> list[int]:

@@ -1,9 +1,5 @@
-"""The map of all discovered items, computed once and stored in the run folder with their embeddings.
+"""The map of all discovered items, computed once and stored in the run folder with their embeddings."""
 
-`python -m combemb.explorer.stored_map RUN` makes it, as the explorer does in a child process.
-"""
-
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,14 +8,9 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from combemb import methods
 from combemb.collection.class_log import WAIT_SECONDS
-from combemb.collection.classes import applied
-from combemb.collection.splitting import items_of
-from combemb.explorer.discovery_map import map_of_all
-from combemb.learning.run_folder import DISCOVERY, PLACES, TABLE, RunFolder
+from combemb.learning.run_folder import DISCOVERY, PLACES, RunFolder
 from combemb.system.files import CHECKSUM, read_about, read_tensors, write_tensors
-from combemb.system.tables import read_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +25,7 @@ class StoredMap:
     def open(cls, run: Path) -> Self | None:
         """Return the map of the discovery in a run folder; None if there is none, or only one of another discovery."""
         path = run / PLACES
-        if not path.exists() or read_about(path).get(DISCOVERY) != _identity(run):
+        if not path.exists() or read_about(path).get(DISCOVERY) != identity(run):
             return None
         try:
             places = read_tensors(path)[0]["places"].numpy()  # verifies the checksum, also of z
@@ -47,66 +38,26 @@ class StoredMap:
         return np.asarray(self.z[row])
 
 
-def make_map(run: Path, *, progress: bool | None = None) -> None:
-    """Embed the discovered items of a run again, and store their map with the embeddings.
-
-    Items that cannot be read any more are NaN in both.
-
-    Parameters
-    ----------
-    run : Path
-        The run folder, with a discovery.
-    progress : bool, optional
-        None shows it on a terminal only.
-    """
-    folder = RunFolder(run)
-    about, table = folder.read_unchanged(lambda: (_identity(run), read_table(run / TABLE)[0]))
-    model = methods.load(run)
-    data = model.read(items_of(applied(table, []), np.arange(len(table)), model, run), progress=progress)
-    embedded = model.embed(data, progress=progress).numpy()
-    write_map(run, about, embedded, len(table), data.rows, seed=int(model.seed), progress=progress)
-
-
-def write_map(
-    run: Path,
-    discovery: str,
-    z: np.ndarray,
-    n: int,
-    rows: np.ndarray | None = None,
-    *,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> None:
-    """Draw the map of embedded items, and store both.
+def store_map(run: Path, places: np.ndarray, z: np.ndarray, discovery: str | None = None) -> None:
+    """Store places and embeddings of all discovered items.
 
     Parameters
     ----------
     run : Path
         The run folder.
-    discovery : str
-        What identifies the discovery.
-    z : float32 array of shape (n', D)
-        Embeddings.
-    n, rows : int, int array of shape (n',)
-        Number of discovered items, and those that are embedded; by default all.
-    seed, progress
-        As for `map_of`.
+    places, z : float32 arrays of shape (N, 2) and (N, D)
+        NaN for items that cannot be read.
+    discovery : str, optional
+        What identifies the discovery; by default the one that is there now.
     """
-    drawn = map_of_all(z, seed, progress)
-    drawn -= (drawn.min(axis=0) + drawn.max(axis=0)) / 2
-    drawn /= max(float(np.abs(drawn).max()), 1e-12)
-    places, embedded = np.full((n, 2), np.nan, np.float32), np.full((n, z.shape[1]), np.nan, np.float32)
-    kept = np.arange(n) if rows is None else rows
-    places[kept], embedded[kept] = drawn, z
-    tensors = {"places": torch.from_numpy(places), "z": torch.from_numpy(embedded)}
+    low, high = np.nanmin(places, axis=0), np.nanmax(places, axis=0)
+    scaled = (places - (low + high) / 2) / max(float((high - low).max()) / 2, 1e-12)
+    tensors = {"places": torch.from_numpy(scaled.astype(np.float32)), "z": torch.from_numpy(z)}
     with RunFolder(run).written(WAIT_SECONDS):
-        write_tensors(run / PLACES, tensors, {DISCOVERY: discovery})
+        about = identity(run) if discovery is None else discovery
+        write_tensors(run / PLACES, tensors, {DISCOVERY: about})
 
 
-def _identity(run: Path) -> str:
-    """Return the checksum of a discovery, from the header of its file."""
+def identity(run: Path) -> str:
+    """Return what identifies the discovery in a run folder: the checksum in the header of its file."""
     return read_about(run / DISCOVERY).get(CHECKSUM, "")
-
-
-if __name__ == "__main__":
-    make_map(Path(sys.argv[1]), progress=True)

@@ -69,7 +69,7 @@ class Job:
                 status = "stopped"
             elif process.returncode == 0:
                 self.result = self.done()
-                status = "done"
+                status, self.progress = "done", 1.0
             else:
                 self.error = self._reason(process.returncode)
         except Exception as error:  # whatever happens, the job has an end that the page can show

@@ -13,7 +13,7 @@ from combemb.collection.class_log import Change
 from combemb.collection.classes import Classes, applied
 from combemb.collection.suggested import Suggestion, suggestions
 from combemb.discovery.result import Discovery
-from combemb.explorer.discovery_map import colour, colours
+from combemb.explorer.colours import colour, colours
 
 LABELLED, SAID = 1, 2  # flags of items
 REJECTED = -1  # instead of the number of a class

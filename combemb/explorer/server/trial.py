@@ -9,7 +9,7 @@ second.
 import resource
 import sys
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 MAX_SECONDS = 20
 
@@ -29,6 +29,9 @@ def main(path: str, max_pixels: int, max_bytes: int) -> str:
 if __name__ == "__main__":
     try:
         print(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
-    except (Exception, Image.DecompressionBombError) as failure:
+    except UnidentifiedImageError:  # its text has the name of the file
+        print("not an image of a known format")
+        sys.exit(1)
+    except Exception as failure:  # damaged files make Pillow raise nearly anything
         print(str(failure).splitlines()[0][:200] if str(failure) else type(failure).__name__)
         sys.exit(1)

@@ -11,12 +11,12 @@ import pyarrow as pa
 from combemb.collection.compared import compared
 from combemb.collection.discovered import is_discovered
 from combemb.collection.exported import label_table, write_exported
-from combemb.explorer import stored_map
 from combemb.explorer.server import messages
 from combemb.explorer.server.jobs import Job, Jobs
 from combemb.explorer.server.problems import Refused, unavailable
 from combemb.explorer.server.served import Served
 
+DRAWING = "combemb.explorer.missing_map"  # imports openTSNE, which the server does not need
 SettingValue = str | int | float | bool | None
 
 
@@ -38,7 +38,7 @@ def start(jobs: Jobs, served: Served, asked: messages.AnyJob) -> Job:
 def draw_map(jobs: Jobs, served: Served) -> Job:
     """Draw the map of the discovery."""
     served.snapshot()
-    return jobs.start("map", "draw the map", [stored_map.__name__, str(served.path)])
+    return jobs.start("map", "draw the map", [DRAWING, str(served.path)])
 
 
 def draw_missing_map(jobs: Jobs, served: Served) -> None:
