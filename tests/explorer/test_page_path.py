@@ -92,7 +92,9 @@ def test_a_novel_class_opens_with_typical_items_first(page: Page, run: Path):
     page.get_by_role("link", name="Open novel-1").click()
     expect(page.get_by_role("heading", name="novel-1")).to_be_visible()
     tiles = page.get_by_role("list", name="Typical items").locator(".tile")
-    page.wait_for_function("[...document.querySelectorAll('.tile img')].slice(0, 4).every((one) => one.naturalWidth > 0)")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.tile img')].slice(0, 4).every((one) => one.naturalWidth > 0)"
+    )
     rows = [int(tile.get_attribute("data-row")) for tile in tiles.all()]
     assert set(rows) <= set(classes_of(run).rows("novel-1").tolist())
 
@@ -198,7 +200,9 @@ def test_labels_are_exported_as_they_are_now(page: Page, run: Path, tmp_path: Pa
     with page.expect_download() as download:
         page.get_by_role("link", name="Download labels.csv").click()
     download.value.save_as(tmp_path / "labels.csv")
-    table = csv.read_csv(tmp_path / "labels.csv", convert_options=csv.ConvertOptions(column_types={"label": pa.string()}))
+    table = csv.read_csv(
+        tmp_path / "labels.csv", convert_options=csv.ConvertOptions(column_types={"label": pa.string()})
+    )
     exported = dict(zip(table["id"].to_pylist(), table["label"].to_pylist(), strict=True))
     classes = classes_of(run)
     assert exported == {name: label or "" for name, label in zip(classes.ids, classes.labels(), strict=True)}

@@ -165,7 +165,8 @@ def test_every_change_is_that_of_the_command_line(client: TestClient, run: Path,
         (other / name).write_bytes(content)
     ids = pq.read_table(run / TABLE)["id"].to_pylist()
     first, second = (
-        [item["row"] for item in got(client, f"/api/items?cluster={name}&n=3")["items"]] for name in ("novel-1", "novel-2")
+        [item["row"] for item in got(client, f"/api/items?cluster={name}&n=3")["items"]]
+        for name in ("novel-1", "novel-2")
     )
     told = changed(client, "split", cluster="novel-1", items=first)
     assert told["text"] == "3 items: novel-1 -> novel-3"

@@ -1,0 +1,72 @@
+"""Whatever a client sends, the answers are those of the OpenAPI description, and nothing is an error of the server."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from starlette.testclient import TestClient
+
+from combemb.explorer.server.app import Options, application
+
+N_EXAMPLES = 12  # of each route
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+HOST = {"Host": "127.0.0.1"}
+
+
+@pytest.fixture(scope="module")
+def described(finished_run: Path, tmp_path_factory: pytest.TempPathFactory):
+    """The application of a run, without jobs: they would start processes."""
+    run = shutil.copytree(finished_run, tmp_path_factory.mktemp("described") / "photos")
+    return application(Options(run, draws_map=False))
+
+
+def test_every_route_is_described(described):
+    api = described.openapi()
+    for path, verbs in api["paths"].items():
+        for verb, route in verbs.items():
+            assert route["description"], (verb, path)
+            assert {"4XX", "5XX"} <= route["responses"].keys(), (verb, path)
+            assert any(status.startswith("2") for status in route["responses"])
+    wanted = {"embed", "search", "clusters", "changes", "export/labels.{suffix}", "jobs", "map", "assignment", "items"}
+    assert {f"/api/{path}" for path in wanted} <= api["paths"].keys()
+
+
+def test_the_page_of_the_api_shows_all_routes(described):
+    with TestClient(described, base_url="http://127.0.0.1") as client:
+        page = client.get("/api").text
+        assert client.get("/api/openapi.json").json() == described.openapi()
+    for path in described.openapi()["paths"]:
+        assert f"<code>{path}</code>" in page
+    for name in described.openapi()["components"]["schemas"]:
+        assert f'id="{name}"' in page
+
+
+@pytest.fixture(scope="module")
+def schema(described):
+    return schemathesis.openapi.from_asgi("/api/openapi.json", described, headers=HOST).exclude(
+        path="/api/jobs", method="POST"
+    )
+
+
+api = schemathesis.pytest.from_fixture("schema")
+
+
+@api.parametrize()
+@settings(
+    max_examples=N_EXAMPLES,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_whatever_is_sent_the_answer_is_as_described(case):
+    case.call_and_validate(headers=HOST, checks=CHECKS)
