@@ -29,7 +29,10 @@ async function answer(path, options = {}) {
   if (response.ok) return response;
   if (response.status === 401) location.assign("/"); // shows the form that asks for the token
   const body = await response.json().catch(() => ({}));
-  throw new ApiError(response.status, body.error ?? { code: "internal", message: `The server answered ${response.status}.`, do: null });
+  throw new ApiError(
+    response.status,
+    body.error ?? { code: "internal", message: `The server answered ${response.status}.`, do: null },
+  );
 }
 
 const get = async (path, options) => (await answer(path, options)).json();

@@ -8,7 +8,7 @@ import { complain, say } from "./saved.js";
 import { select, setClusters, state } from "./state.js";
 
 let before = Promise.resolve(); // changes are sent one after the other, in the order in which they were made
-const renamed = []; // for each change of this page, the classes that got another name, [from, to], so that undo leads back
+const renamed = []; // [from, to] of each change of this page, so that undo leads back to the class as it was called
 
 /** Send a change; return the answer, or null if it was refused (and said so). */
 export function make(change) {
@@ -29,7 +29,10 @@ async function apply(change) {
   } catch (error) {
     if (error.code === "changed") {
       setClusters(await api.clusters());
-      complain({ message: "The classes were changed elsewhere; this page has loaded them.", todo: "Nothing was saved: look, and do it again." });
+      complain({
+        message: "The classes were changed elsewhere; this page has loaded them.",
+        todo: "Nothing was saved: look, and do it again.",
+      });
     } else {
       complain(error);
     }
@@ -75,7 +78,8 @@ export async function move(to, rows) {
 export async function reject(rows) {
   const { groups, nLabelled } = await movable(rows);
   groups.delete(null);
-  if (groups.size === 0) return refuse(nLabelled ? "Labelled items keep their label." : "They are in no class already.");
+  if (groups.size === 0)
+    return refuse(nLabelled ? "Labelled items keep their label." : "They are in no class already.");
   let answer = null;
   for (const [cluster, items] of groups) answer = await make({ kind: "reject", cluster, items });
   return answer;
@@ -85,7 +89,8 @@ export async function reject(rows) {
 export async function split(rows) {
   const { groups, nLabelled } = await movable(rows);
   groups.delete(null);
-  if (groups.size > 1) return refuse("The items are in several classes. Move them into one class first, or choose items of one class.");
+  if (groups.size > 1)
+    return refuse("The items are in several classes. Move them into one class first, or choose items of one class.");
   if (groups.size === 0) return refuse(nLabelled ? "Labelled items keep their label." : "Choose items of a class.");
   const [[cluster, items]] = groups;
   return make({ kind: "split", cluster, items });

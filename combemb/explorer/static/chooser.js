@@ -15,17 +15,42 @@ export function chooseClass(title, leave = []) {
   let chosen = null;
 
   const list = make("div", { class: "choices" });
-  const filter = make("input", { type: "search", placeholder: "Filter", "aria-label": "Filter classes by name", oninput: fill, onkeydown: takeFirst });
-  const matching = () => all.filter((cluster) => cluster.name.toLowerCase().includes(filter.value.trim().toLowerCase()));
+  const filter = make("input", {
+    type: "search",
+    placeholder: "Filter",
+    "aria-label": "Filter classes by name",
+    oninput: fill,
+    onkeydown: takeFirst,
+  });
+  const matching = () =>
+    all.filter((cluster) => cluster.name.toLowerCase().includes(filter.value.trim().toLowerCase()));
 
   function fill() {
     const found = matching();
-    show(list, found.slice(0, SHOWN).map(choice), found.length === 0 && make("p", { class: "faint" }, all.length ? "No class has this in its name." : "There is no other class."),
-      found.length > SHOWN && make("p", { class: "faint" }, `and ${counted(found.length - SHOWN, "more class", "more classes")}: type a part of the name`));
+    show(
+      list,
+      found.slice(0, SHOWN).map(choice),
+      found.length === 0 &&
+        make("p", { class: "faint" }, all.length ? "No class has this in its name." : "There is no other class."),
+      found.length > SHOWN &&
+        make(
+          "p",
+          { class: "faint" },
+          `and ${counted(found.length - SHOWN, "more class", "more classes")}: type a part of the name`,
+        ),
+    );
   }
   function choice(cluster) {
-    const pictures = cluster.exemplars.slice(0, 3).map((row) => make("span", { class: "tiny" }, thumbnail({ row, name: "" }, 64)));
-    return make("button", { class: "choice", onclick: () => take(cluster) }, mark(cluster), make("span", { class: "name" }, cluster.name, make("span", { class: "faint" }, counted(cluster.n_items, "item"))), pictures);
+    const pictures = cluster.exemplars
+      .slice(0, 3)
+      .map((row) => make("span", { class: "tiny" }, thumbnail({ row, name: "" }, 64)));
+    return make(
+      "button",
+      { class: "choice", onclick: () => take(cluster) },
+      mark(cluster),
+      make("span", { class: "name" }, cluster.name, make("span", { class: "faint" }, counted(cluster.n_items, "item"))),
+      pictures,
+    );
   }
   function take(cluster) {
     chosen = cluster;
@@ -33,11 +58,19 @@ export function chooseClass(title, leave = []) {
   }
   function takeFirst(event) {
     const [first] = matching();
-    if (event.key === "Enter" && first) take(first);
+    if (event.key !== "Enter" || !first) return;
+    event.preventDefault(); // the key would also press what gets the focus when the dialog closes
+    take(first);
   }
 
   fill();
-  show(box, make("h2", { id: "dialog-title" }, title), filter, list, make("div", { class: "actions" }, make("button", { onclick: () => box.close() }, "Cancel")));
+  show(
+    box,
+    make("h2", { id: "dialog-title" }, title),
+    filter,
+    list,
+    make("div", { class: "actions" }, make("button", { onclick: () => box.close() }, "Cancel")),
+  );
   box.showModal();
   filter.focus();
   return new Promise((resolve) => box.addEventListener("close", () => resolve(chosen), { once: true }));
@@ -48,9 +81,24 @@ export function chooseNumber(title, text, action, { min, max, value }) {
   const box = byId("dialog");
   let chosen = null;
   const field = make("input", { type: "number", min, max, value, id: "dialog-number", required: true });
-  const form = make("form", { onsubmit: (event) => { event.preventDefault(); chosen = field.valueAsNumber; box.close(); } },
-    make("label", { for: "dialog-number" }, text), field,
-    make("div", { class: "actions" }, make("button", { class: "main" }, action), make("button", { type: "button", onclick: () => box.close() }, "Cancel")));
+  const form = make(
+    "form",
+    {
+      onsubmit: (event) => {
+        event.preventDefault();
+        chosen = field.valueAsNumber;
+        box.close();
+      },
+    },
+    make("label", { for: "dialog-number" }, text),
+    field,
+    make(
+      "div",
+      { class: "actions" },
+      make("button", { class: "main" }, action),
+      make("button", { type: "button", onclick: () => box.close() }, "Cancel"),
+    ),
+  );
   show(box, make("h2", { id: "dialog-title" }, title), form);
   box.showModal();
   field.select();

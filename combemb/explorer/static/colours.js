@@ -28,7 +28,8 @@ function bestColour(cluster, others, places) {
     const mine = used[chosen.get(other.name).colour];
     mine.n += 1;
     if (places?.[cluster.number] && places[other.number]) {
-      const [x, y] = places[cluster.number], [u, v] = places[other.number];
+      const [x, y] = places[cluster.number],
+        [u, v] = places[other.number];
       mine.distance = Math.min(mine.distance, Math.hypot(x - u, y - v));
     }
   }
@@ -48,7 +49,10 @@ export const colourOf = (name) => chosen.get(name)?.colour ?? 0;
 
 /** The mark of a class: its colour, a circle for seen and a diamond for novel ones. */
 export const mark = (cluster) =>
-  make("span", { class: `mark ${cluster.is_seen ? "seen" : "novel"} colour-${colourOf(cluster.name)}`, "aria-hidden": "true" });
+  make("span", {
+    class: `mark ${cluster.is_seen ? "seen" : "novel"} colour-${colourOf(cluster.name)}`,
+    "aria-hidden": "true",
+  });
 
 /** The colours as the browser shows them now; `var(--...)` means nothing to a canvas. */
 export function shownColours() {
@@ -57,7 +61,13 @@ export function shownColours() {
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
   };
-  const shown = { classes: Array.from({ length: N_COLOURS }, (_, k) => read(`class-${k}`)), text: read("text"), faint: read("faint"), card: read("card"), line: read("line") };
+  const shown = {
+    classes: Array.from({ length: N_COLOURS }, (_, k) => read(`class-${k}`)),
+    text: read("text"),
+    faint: read("faint"),
+    card: read("card"),
+    line: read("line"),
+  };
   probe.remove();
   return shown;
 }

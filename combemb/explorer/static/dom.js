@@ -20,13 +20,17 @@ function filled(element, attributes, children) {
     else if (name === "style") Object.entries(value).forEach(([key, text]) => element.style.setProperty(key, text));
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
 /** Replace what an element shows. */
 export function show(element, ...children) {
-  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
@@ -40,7 +44,13 @@ export const percent = (share) => `${Math.round(100 * share)}%`;
 
 /** What a view shows instead of content: what is so, and what helps. */
 export function emptyState(title, text, ...actions) {
-  return make("div", { class: "empty" }, make("h3", {}, title), text && make("p", {}, text), make("div", { class: "actions" }, actions));
+  return make(
+    "div",
+    { class: "empty" },
+    make("h3", {}, title),
+    text && make("p", {}, text),
+    make("div", { class: "actions" }, actions),
+  );
 }
 
 export const problem = (error, again) =>

@@ -24,10 +24,22 @@ export async function followJob(id, tell) {
 /** Return a box that shows how far a job is. */
 export function jobBox(job) {
   const bar = make("progress", { max: 1, "aria-label": `Progress: ${job.title}` });
-  const step = make("p", { class: "step" }), text = make("p", { class: "faint text" }), log = make("pre", { tabindex: "0", role: "log", "aria-label": "Last lines" });
+  const step = make("p", { class: "step" }),
+    text = make("p", { class: "faint text" }),
+    log = make("pre", { tabindex: "0", role: "log", "aria-label": "Last lines" });
   const stop = make("button", { onclick: () => api.stopJob(job.id).catch(complain) }, "Stop");
   const status = make("p", { role: "status" });
-  const box = make("div", { class: "job" }, make("h4", {}, job.title), status, bar, step, text, log, make("div", { class: "actions" }, stop));
+  const box = make(
+    "div",
+    { class: "job" },
+    make("h4", {}, job.title),
+    status,
+    bar,
+    step,
+    text,
+    log,
+    make("div", { class: "actions" }, stop),
+  );
   box.update = (now) => {
     const isRunning = now.status === "running";
     bar.hidden = !isRunning;
@@ -35,10 +47,22 @@ export function jobBox(job) {
     else bar.value = now.progress;
     stop.hidden = !isRunning;
     show(step, now.step && isRunning ? `Step ${now.step.number} of ${now.step.of}: ${now.step.name}` : "");
-    show(text, isRunning ? [now.text, now.progress === null ? null : percent(now.progress), duration(now.seconds)].filter(Boolean).join(" · ") : "");
+    show(
+      text,
+      isRunning
+        ? [now.text, now.progress === null ? null : percent(now.progress), duration(now.seconds)]
+            .filter(Boolean)
+            .join(" · ")
+        : "",
+    );
     log.textContent = now.lines.slice(-8).join("\n");
     log.hidden = now.lines.length === 0 || now.status === "done";
-    const said = { running: "", done: `Done in ${duration(now.seconds)}.`, failed: `Failed: ${now.error ?? "it ended with an error"}`, stopped: "Stopped." }[now.status];
+    const said = {
+      running: "",
+      done: `Done in ${duration(now.seconds)}.`,
+      failed: `Failed: ${now.error ?? "it ended with an error"}`,
+      stopped: "Stopped.",
+    }[now.status];
     if (status.textContent !== said) status.textContent = said;
     box.className = `job ${now.status}`;
   };

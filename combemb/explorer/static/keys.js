@@ -16,7 +16,9 @@ const focusName = () => {
   if (inReview() && review.reviewed()) location.hash = classAddress(review.reviewed().cluster);
   requestAnimationFrame(() => byId("name")?.focus());
 };
-const go = (view) => () => { location.hash = `#${view}`; };
+const go = (view) => () => {
+  location.hash = `#${view}`;
+};
 
 const KEYS = [
   { key: "ArrowLeft", shown: "← →", about: "previous or next image", run: () => arrow(-1) },
@@ -25,16 +27,49 @@ const KEYS = [
   { key: "ArrowDown", run: () => nextClass(1) },
   { key: "space", shown: "space", about: "select the image that has the focus; Enter opens it" },
   { key: "n", shown: "n", about: "name the class that is open", run: focusName },
-  { key: "m", shown: "m", about: "move what is selected, or the item under review, into a class", run: () => (inReview() ? review.other() : isSelecting() && moveSelected()) },
-  { key: "x", shown: "x", about: "reject what is selected, or the item under review", run: () => (inReview() ? review.refuse() : isSelecting() && rejectSelected()) },
+  {
+    key: "m",
+    shown: "m",
+    about: "move what is selected, or the item under review, into a class",
+    run: () => (inReview() ? review.other() : isSelecting() && moveSelected()),
+  },
+  {
+    key: "x",
+    shown: "x",
+    about: "reject what is selected, or the item under review",
+    run: () => (inReview() ? review.refuse() : isSelecting() && rejectSelected()),
+  },
   { key: "c", shown: "c", about: "make a new class of what is selected", run: () => isSelecting() && splitSelected() },
-  { key: "Enter", shown: "Enter", about: "in review: yes, it is in this class", run: () => inReview() && document.activeElement.matches("body, main, h2") && review.accept() },
+  {
+    key: "Enter",
+    shown: "Enter",
+    about: "in review: yes, it is in this class",
+    run: () => inReview() && document.activeElement.matches("body, main, h2") && review.accept(),
+  },
   { key: "s", shown: "s", about: "search for images like the selected one", run: similar },
   { key: "u", shown: "u", about: "undo the last change", run: () => !byId("undo").disabled && undo() },
-  { key: "l", shown: "l", about: "on the map: lasso, or move again", run: () => setDrag(document.querySelector("[data-drag='lasso']").getAttribute("aria-pressed") === "true" ? "pan" : "lasso") },
-  { key: "/", shown: "/", about: "search", run: () => { location.hash = "#search"; requestAnimationFrame(focusSearch); } },
+  {
+    key: "l",
+    shown: "l",
+    about: "on the map: lasso, or move again",
+    run: () =>
+      setDrag(document.querySelector("[data-drag='lasso']").getAttribute("aria-pressed") === "true" ? "pan" : "lasso"),
+  },
+  {
+    key: "/",
+    shown: "/",
+    about: "search",
+    run: () => {
+      location.hash = "#search";
+      requestAnimationFrame(focusSearch);
+    },
+  },
   { key: "1", shown: "1 to 6", about: "Map, Clusters, Review, Search, Model, Export", run: go("map") },
-  { key: "2", run: go("clusters") }, { key: "3", run: go("review") }, { key: "4", run: go("search") }, { key: "5", run: go("model") }, { key: "6", run: go("export") },
+  { key: "2", run: go("clusters") },
+  { key: "3", run: go("review") },
+  { key: "4", run: go("search") },
+  { key: "5", run: go("model") },
+  { key: "6", run: go("export") },
   { key: "Escape", shown: "Esc", about: "clear the selection, close what is open", run: () => select([]) },
   { key: "?", shown: "?", about: "this list", run: showKeys },
 ];
@@ -47,7 +82,8 @@ function arrow(step) {
 }
 
 function nextClass(step) {
-  if (opened().view !== "clusters" || openedClass() === "" || !document.activeElement.matches("body, main, .card")) return false;
+  if (opened().view !== "clusters" || openedClass() === "" || !document.activeElement.matches("body, main, .card"))
+    return false;
   location.hash = classAddress(neighbour(step));
   requestAnimationFrame(() => document.querySelector(".card[aria-current]")?.focus());
   return true;
@@ -61,15 +97,28 @@ function similar() {
 
 export function showKeys() {
   const box = byId("dialog");
-  const rows = KEYS.filter((entry) => entry.shown).map(({ shown, about }) => [make("dt", {}, make("kbd", {}, shown)), make("dd", {}, about)]);
-  show(box, make("h2", { id: "dialog-title" }, "Keys"), make("dl", { class: "keys" }, rows), make("div", { class: "actions" }, make("button", { onclick: () => box.close() }, "Close")));
+  const rows = KEYS.filter((entry) => entry.shown).map(({ shown, about }) => [
+    make("dt", {}, make("kbd", {}, shown)),
+    make("dd", {}, about),
+  ]);
+  show(
+    box,
+    make("h2", { id: "dialog-title" }, "Keys"),
+    make("dl", { class: "keys" }, rows),
+    make("div", { class: "actions" }, make("button", { onclick: () => box.close() }, "Close")),
+  );
   box.showModal();
 }
 
 document.addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (document.querySelector("dialog[open]") || event.target.closest?.("input:not([type='checkbox']), select, textarea")) return;
-  const isScrolling = event.key.startsWith("Arrow") && event.target.closest?.("[role='region'], .detail:not(:has(.tile))");
+  if (
+    document.querySelector("dialog[open]") ||
+    event.target.closest?.("input:not([type='checkbox']), select, textarea")
+  )
+    return;
+  const isScrolling =
+    event.key.startsWith("Arrow") && event.target.closest?.("[role='region'], .detail:not(:has(.tile))");
   const entry = KEYS.find(({ key, run }) => key === event.key && run);
   if (!entry || !state.run || isScrolling) return;
   const answer = entry.run();

@@ -35,9 +35,19 @@ function part(title, clusters, nothing) {
 }
 
 function line(cluster) {
-  const toggle = make("button", { class: "entry", "aria-pressed": "false", title: `Show only ${cluster.name}`, onclick: () => only(cluster) },
-    mark(cluster), make("span", { class: "name" }, cluster.name), make("span", { class: "faint amount" }, number(cluster.n_items)));
-  return make("li", { data: { name: cluster.name } }, toggle, make("a", { class: "go", href: classAddress(cluster.name), "aria-label": `Open ${cluster.name}` }, "→"));
+  const toggle = make(
+    "button",
+    { class: "entry", "aria-pressed": "false", title: `Show only ${cluster.name}`, onclick: () => only(cluster) },
+    mark(cluster),
+    make("span", { class: "name" }, cluster.name),
+    make("span", { class: "faint amount" }, number(cluster.n_items)),
+  );
+  return make(
+    "li",
+    { data: { name: cluster.name } },
+    toggle,
+    make("a", { class: "go", href: classAddress(cluster.name), "aria-label": `Open ${cluster.name}` }, "→"),
+  );
 }
 
 function only(cluster) {
@@ -63,8 +73,24 @@ function showSelected(rows) {
   return show(
     box,
     make("h3", {}, "Selected", make("span", { class: "faint" }, ` ${number(rows.size)}`)),
-    make("div", { class: "samples" }, samples.map((row) => make("span", { class: "tiny" }, thumbnail({ row, name: "" }, 64)))),
-    make("ul", { class: "legend" }, most.map(([k, n]) => make("li", { class: "entry" }, named(k) ? mark(named(k)) : "×", make("span", { class: "name" }, named(k)?.name ?? "in no class"), make("span", { class: "faint amount" }, number(n))))),
+    make(
+      "div",
+      { class: "samples" },
+      samples.map((row) => make("span", { class: "tiny" }, thumbnail({ row, name: "" }, 64))),
+    ),
+    make(
+      "ul",
+      { class: "legend" },
+      most.map(([k, n]) =>
+        make(
+          "li",
+          { class: "entry" },
+          named(k) ? mark(named(k)) : "×",
+          make("span", { class: "name" }, named(k)?.name ?? "in no class"),
+          make("span", { class: "faint amount" }, number(n)),
+        ),
+      ),
+    ),
   );
 }
 

@@ -56,7 +56,10 @@ async function start() {
     addEventListener("hashchange", route);
     route();
   } catch (error) {
-    show(byId("main"), problem(error, () => location.reload()));
+    show(
+      byId("main"),
+      problem(error, () => location.reload()),
+    );
   }
 }
 
@@ -71,7 +74,8 @@ listen("clusters", (clusters) => {
   button.disabled = clusters.can_undo === null;
   button.title = clusters.can_undo ? `Undo: ${clusters.can_undo} (u)` : "Nothing to undo";
   const novel = clusters.clusters.filter((cluster) => !cluster.is_seen).length;
-  byId("run-about").textContent = `${counted(clusters.n_items, "item")} · ${clusters.clusters.length - novel} seen, ${novel} novel`;
+  byId("run-about").textContent =
+    `${counted(clusters.n_items, "item")} · ${clusters.clusters.length - novel} seen, ${novel} novel`;
   const left = byId("left");
   left.hidden = clusters.n_left === 0;
   show(left, number(clusters.n_left), make("span", { class: "unseen" }, " left"));
@@ -82,7 +86,10 @@ listen("gone", (isGone) => {
   const trouble = byId("trouble");
   if (trouble.hidden === !isGone) return;
   trouble.hidden = !isGone;
-  trouble.textContent = isGone ? "The server does not answer. Start it again with combemb serve; this page goes on by itself. What was confirmed as saved is on the disk." : "";
+  trouble.textContent = isGone
+    ? "The server does not answer. Start it again with combemb serve; this page goes on by itself. " +
+      "What was confirmed as saved is on the disk."
+    : "";
   if (isGone && !isAsking) askAgain();
 });
 

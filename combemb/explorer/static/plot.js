@@ -4,20 +4,25 @@ import { N_COLOURS, colourOf, shownColours } from "./colours.js";
 
 const MAX_NAMES = 30; // written on the map
 const MAX_LETTERS = 22;
-const LETTER = 7.5, LINE = 20; // pixels that a name needs
+const LETTER = 7.5,
+  LINE = 20; // pixels that a name needs
 const MARGIN = 0.04; // around all points
 const REJECTED = 0; // trace of the items in no class; then those of seen classes, and novel ones on top of them
 export const CONFIG = { scrollZoom: true, displayModeBar: false, responsive: true, doubleClick: "reset" };
 
 /** Return the rows of each trace. */
 export function rowsOfTraces(numbers, clusters) {
-  const traceOf = new Map(clusters.map((cluster) => [cluster.number, 1 + colourOf(cluster.name) + (cluster.is_seen ? 0 : N_COLOURS)]));
+  const traceOf = new Map(
+    clusters.map((cluster) => [cluster.number, 1 + colourOf(cluster.name) + (cluster.is_seen ? 0 : N_COLOURS)]),
+  );
   const sizes = new Array(1 + 2 * N_COLOURS).fill(0);
   const trace = Uint8Array.from(numbers, (k) => traceOf.get(k) ?? REJECTED);
   for (const t of trace) sizes[t] += 1;
   const rows = sizes.map((n) => new Uint32Array(n));
   const filled = new Array(sizes.length).fill(0);
-  trace.forEach((t, row) => { rows[t][filled[t]++] = row; });
+  trace.forEach((t, row) => {
+    rows[t][filled[t]++] = row;
+  });
   return rows;
 }
 
@@ -39,7 +44,12 @@ export function tracesOf(map, rows, { clientWidth, clientHeight }) {
 function markerOf(t, size, colours) {
   if (t === REJECTED) return { color: colours.faint, symbol: "x", size: 0.8 * size, opacity: 0.5 };
   const isNovel = t > N_COLOURS;
-  return { color: colours.classes[(t - 1) % N_COLOURS], symbol: isNovel ? "diamond" : "circle", size: isNovel ? 1.35 * size : size, opacity: isNovel ? 0.95 : 0.6 };
+  return {
+    color: colours.classes[(t - 1) % N_COLOURS],
+    symbol: isNovel ? "diamond" : "circle",
+    size: isNovel ? 1.35 * size : size,
+    opacity: isNovel ? 0.95 : 0.6,
+  };
 }
 
 /** The middle of each class by its number: the median of at most 500 of its items. */
@@ -48,21 +58,23 @@ export function middles(map, numbers, clusters) {
   const steps = new Map(clusters.map((cluster) => [cluster.number, Math.ceil(cluster.n_items / 500)]));
   const seen = new Map();
   numbers.forEach((k, row) => {
-    if (!rows.has(k)) return;
+    if (!rows.has(k) || Number.isNaN(map.x[row])) return; // an image that cannot be read has no place
     const n = seen.get(k) ?? 0;
     seen.set(k, n + 1);
     if (n % steps.get(k) === 0) rows.get(k).push(row);
   });
   const median = (values) => values.sort((a, b) => a - b)[values.length >> 1];
   const found = {};
-  for (const [k, some] of rows) if (some.length) found[k] = [median(some.map((row) => map.x[row])), median(some.map((row) => map.y[row]))];
+  for (const [k, some] of rows)
+    if (some.length) found[k] = [median(some.map((row) => map.x[row])), median(some.map((row) => map.y[row]))];
   return found;
 }
 
 /** The ranges of x and y in which all points are. */
 export function rangesOf({ x, y }) {
   return [x, y].map((values) => {
-    let low = Infinity, high = -Infinity;
+    let low = Infinity,
+      high = -Infinity;
     for (const value of values) {
       if (value < low) low = value;
       if (value > high) high = value;
@@ -86,9 +98,22 @@ function annotations(clusters, places, pixel, colours) {
       const width = ((text.length + other.length) / 2) * LETTER * pixel;
       return Math.abs(place[0] - other.x) > width || Math.abs(place[1] - other.y) > LINE * pixel;
     });
-    if (isFree) written.push({ x: place[0], y: place[1], length: text.length, text: cluster.is_seen ? escaped(text) : `<b>${escaped(text)}</b>` });
+    if (isFree)
+      written.push({
+        x: place[0],
+        y: place[1],
+        length: text.length,
+        text: cluster.is_seen ? escaped(text) : `<b>${escaped(text)}</b>`,
+      });
   }
-  return written.map(({ x, y, text }) => ({ x, y, text, showarrow: false, font: { size: 12, color: colours.text }, captureevents: false }));
+  return written.map(({ x, y, text }) => ({
+    x,
+    y,
+    text,
+    showarrow: false,
+    font: { size: 12, color: colours.text },
+    captureevents: false,
+  }));
 }
 
 const shortened = (name) => (name.length <= MAX_LETTERS ? name : `${name.slice(0, MAX_LETTERS - 1)}…`);

@@ -34,7 +34,9 @@ export function hideReview() {
 
 function count() {
   const { n_left: left, n_items: all } = state.clusters;
-  byId("review-left").textContent = left ? `${counted(left, "item")} left of ${all.toLocaleString("en")}; the least certain first` : "";
+  byId("review-left").textContent = left
+    ? `${counted(left, "item")} left of ${all.toLocaleString("en")}; the least certain first`
+    : "";
   byId("review-progress").value = 1 - left / Math.max(all, 1);
   byId("review-progress").title = `${percent(1 - left / Math.max(all, 1))} decided`;
 }
@@ -45,28 +47,71 @@ function draw() {
   const box = byId("review-item");
   if (!item) {
     const isAll = state.clusters.n_left === 0;
-    show(box, isAll ? emptyState("All items are decided", "Export the labels, or fit again with them.", make("a", { class: "button main", href: "#export" }, "Export and fit again"))
-      : emptyState("You have skipped what is left", `${counted(state.clusters.n_left, "item")} left.`, make("button", { class: "main", onclick: showReview }, "Start over")));
+    show(
+      box,
+      isAll
+        ? emptyState(
+            "All items are decided",
+            "Export the labels, or fit again with them.",
+            make("a", { class: "button main", href: "#export" }, "Export and fit again"),
+          )
+        : emptyState(
+            "You have skipped what is left",
+            `${counted(state.clusters.n_left, "item")} left.`,
+            make("button", { class: "main", onclick: showReview }, "Start over"),
+          ),
+    );
     return;
   }
   const cluster = clusterNamed(item.cluster);
-  const large = make("button", { class: "large", "aria-label": `Show ${item.name} large`, onclick: () => openViewer(queue, at) }, thumbnail(item, 384));
+  const large = make(
+    "button",
+    { class: "large", "aria-label": `Show ${item.name} large`, onclick: () => openViewer(queue, at) },
+    thumbnail(item, 384),
+  );
   show(
     box,
-    make("div", { class: "asked" }, make("div", { class: "picture" }, large), make("p", { class: "path faint" }, item.name)),
-    make("div", { class: "answers" },
+    make(
+      "div",
+      { class: "asked" },
+      make("div", { class: "picture" }, large),
+      make("p", { class: "path faint" }, item.name),
+    ),
+    make(
+      "div",
+      { class: "answers" },
       make("h3", {}, "Is this ", mark(cluster), make("span", { class: "name" }, item.cluster), "?"),
-      make("p", { class: "faint" }, `Confidence ${item.confidence.toFixed(2)}. ${cluster.is_named ? "Typical items of the class:" : "This class has no name yet. Typical items of it:"}`),
-      make("div", { class: "strip" }, cluster.exemplars.slice(0, 4).map((row) => make("span", { class: "small-picture" }, thumbnail({ row, name: "" }, 128)))),
-      make("div", { class: "actions" },
-        cluster.is_named ? make("button", { class: "main", onclick: accept }, "Yes", key("Enter")) : make("a", { class: "button main", href: classAddress(item.cluster) }, "Name the class", key("n")),
+      make(
+        "p",
+        { class: "faint" },
+        `Confidence ${item.confidence.toFixed(2)}. `,
+        cluster.is_named ? "" : "This class has no name yet. ",
+        "Typical items of it:",
+      ),
+      make(
+        "div",
+        { class: "strip" },
+        cluster.exemplars
+          .slice(0, 4)
+          .map((row) => make("span", { class: "small-picture" }, thumbnail({ row, name: "" }, 128))),
+      ),
+      make(
+        "div",
+        { class: "actions" },
+        cluster.is_named
+          ? make("button", { class: "main", onclick: accept }, "Yes", key("Enter"))
+          : make("a", { class: "button main", href: classAddress(item.cluster) }, "Name the class", key("n")),
         make("button", { onclick: other }, "Another class…", key("m")),
         make("button", { onclick: refuse }, "No class", key("x")),
         make("button", { class: "quiet", onclick: () => step(1) }, "Skip", key("→")),
         make("a", { class: "button quiet", href: searchAddress(item.row) }, "Find similar"),
       ),
       make("p", { class: "faint next-title" }, "Next"),
-      make("div", { class: "strip" }, queue.slice(at + 1, at + 1 + NEXT).map((next) => make("span", { class: "tiny" }, thumbnail(next, 64)))),
+      make(
+        "div",
+        { class: "strip" },
+        queue.slice(at + 1, at + 1 + NEXT).map((next) => make("span", { class: "tiny" }, thumbnail(next, 64))),
+      ),
     ),
   );
 }
@@ -101,12 +146,14 @@ async function decide(save) {
   }
 }
 
-export const accept = () => decide((item) => (clusterNamed(item.cluster).is_named ? changes.move(item.cluster, [item.row]) : null));
+export const accept = () =>
+  decide((item) => (clusterNamed(item.cluster).is_named ? changes.move(item.cluster, [item.row]) : null));
 export const refuse = () => decide((item) => changes.reject([item.row]));
-export const other = () => decide(async (item) => {
-  const cluster = await chooseClass(`Put ${item.name} into`, [item.cluster]);
-  return cluster && changes.move(cluster.name, [item.row]);
-});
+export const other = () =>
+  decide(async (item) => {
+    const cluster = await chooseClass(`Put ${item.name} into`, [item.cluster]);
+    return cluster && changes.move(cluster.name, [item.row]);
+  });
 export const reviewed = () => queue[at];
 
 /** After undo, or a change elsewhere, the classes of the items may be others. */

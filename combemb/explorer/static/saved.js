@@ -18,7 +18,11 @@ export function complain(error) {
 function tell(text, action, kind) {
   const box = byId("saved");
   box.className = `saved shown ${kind}`;
-  show(box, make("span", { class: "words" }, text), action && make("button", { class: "link", onclick: action.run }, action.text));
+  show(
+    box,
+    make("span", { class: "words" }, text),
+    action && make("button", { class: "link", onclick: action.run }, action.text),
+  );
   clearTimeout(timer);
   timer = setTimeout(() => box.classList.remove("shown"), SHOWN_FOR);
 }

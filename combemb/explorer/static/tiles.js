@@ -20,7 +20,8 @@ export function thumbnail(item, side = SIDE, source = null) {
 const certainty = (item) => (item.is_labelled ? "labelled" : item.confidence.toFixed(2));
 
 /** What an item is, for those who do not see it. */
-const spoken = (item) => `${item.name}, ${item.cluster ?? "in no class"}, ${item.is_labelled ? "labelled" : `confidence ${item.confidence.toFixed(2)}`}`;
+const spoken = (item) =>
+  `${item.name}, ${item.cluster ?? "in no class"}, ${item.is_labelled ? "" : "confidence "}${certainty(item)}`;
 
 /** Return a grid of items; `caption(item)` is what is below each, `label` what the grid is called. */
 export function grid(items, label, caption = (item) => certainty(item)) {
@@ -38,10 +39,31 @@ export function append(list, items, caption = (item) => certainty(item)) {
 
 function tile(item, list, caption) {
   const isSelected = state.selected.has(item.row);
-  const box = make("input", { type: "checkbox", tabindex: "-1", "aria-label": `Select ${item.name}`, onchange: () => toggleSelected(item.row) });
+  const box = make("input", {
+    type: "checkbox",
+    tabindex: "-1",
+    "aria-label": `Select ${item.name}`,
+    onchange: () => toggleSelected(item.row),
+  });
   box.checked = isSelected;
-  const open = make("button", { class: "open", tabindex: "-1", "aria-label": spoken(item), title: item.id, onclick: () => openViewer(list.items, list.items.indexOf(item)) }, thumbnail(item));
-  return make("li", { class: `tile${isSelected ? " selected" : ""}`, data: { row: item.row } }, open, item.row !== null && box, make("div", { class: "caption" }, caption(item)));
+  const open = make(
+    "button",
+    {
+      class: "open",
+      tabindex: "-1",
+      "aria-label": spoken(item),
+      title: item.id,
+      onclick: () => openViewer(list.items, list.items.indexOf(item)),
+    },
+    thumbnail(item),
+  );
+  return make(
+    "li",
+    { class: `tile${isSelected ? " selected" : ""}`, data: { row: item.row } },
+    open,
+    item.row !== null && box,
+    make("div", { class: "caption" }, caption(item)),
+  );
 }
 
 /** Arrows move the focus in a grid, space selects. */
@@ -56,7 +78,14 @@ function moveFocus(event) {
   }
   const perRow = buttons.findIndex((button) => button.offsetTop > buttons[0].offsetTop + 4);
   const columns = perRow > 0 ? perRow : buttons.length;
-  const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -at, End: buttons.length - 1 - at };
+  const steps = {
+    ArrowLeft: -1,
+    ArrowRight: 1,
+    ArrowUp: -columns,
+    ArrowDown: columns,
+    Home: -at,
+    End: buttons.length - 1 - at,
+  };
   const step = steps[event.key];
   if (step === undefined) return;
   event.preventDefault();

@@ -35,15 +35,26 @@ function draw() {
       { class: "viewer-facts" },
       make("h2", { id: "viewer-title" }, item.name),
       make("p", { class: "path faint" }, item.id),
-      make("p", {}, cluster ? [mark(cluster), make("a", { href: classAddress(item.cluster), onclick: () => box.close() }, item.cluster)] : "in no class", certainty(item)),
-      make("div", { class: "actions" },
+      make(
+        "p",
+        {},
+        cluster
+          ? [mark(cluster), make("a", { href: classAddress(item.cluster), onclick: () => box.close() }, item.cluster)]
+          : "in no class",
+        certainty(item),
+      ),
+      make(
+        "div",
+        { class: "actions" },
         make("button", { onclick: similar, disabled: item.row === null }, "Find similar"),
         make("button", { onclick: move, disabled: isFixed, title: "m" }, "Move to…"),
         make("button", { onclick: reject, disabled: isFixed || !cluster, title: "x" }, "Reject"),
       ),
       item.is_labelled && make("p", { class: "faint" }, "Labelled items keep their label; change it in the data."),
     ),
-    make("div", { class: "viewer-steps" },
+    make(
+      "div",
+      { class: "viewer-steps" },
       make("button", { onclick: () => step(-1), disabled: at === 0, "aria-label": "Previous item" }, "←"),
       make("span", { class: "faint" }, `${at + 1} of ${shown.length}`),
       make("button", { onclick: () => step(1), disabled: at === shown.length - 1, "aria-label": "Next item" }, "→"),
@@ -53,7 +64,11 @@ function draw() {
 }
 
 const certainty = (item) =>
-  make("span", { class: "faint" }, item.is_labelled ? " labelled" : item.confidence === undefined ? "" : ` confidence ${item.confidence.toFixed(2)}`);
+  make(
+    "span",
+    { class: "faint" },
+    item.is_labelled ? " labelled" : item.confidence === undefined ? "" : ` confidence ${item.confidence.toFixed(2)}`,
+  );
 
 function large(item) {
   const nothing = () => make("span", { class: "no-picture" }, "no picture");
