@@ -29,7 +29,7 @@ class StoredMap:
             return None
         try:
             places = read_tensors(path)[0]["places"].numpy()  # verifies the checksum, also of z
-            return cls(path, places, safe_open(path, "np").get_slice("z"))
+            return cls(path, places, safe_open(path, "np").get_slice("z"))  # type: ignore[no-untyped-call]
         except (ValueError, KeyError):  # damaged: it is made again
             return None
 

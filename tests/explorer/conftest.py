@@ -38,7 +38,7 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
 
 
 def client_of(run: Path, **options) -> TestClient:
-    return TestClient(application(Options(run, **{"draws_map": False, **options})), base_url=HERE)
+    return TestClient(application(Options(run, **{"prepares": False, **options})), base_url=HERE)
 
 
 @pytest.fixture

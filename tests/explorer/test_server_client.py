@@ -17,7 +17,7 @@ def test_the_example_runs(run: Path, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        app = application(Options(run, draws_map=False))
+        app = application(Options(run, prepares=False))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
         serving = threading.Thread(target=server.run, args=([listening],))
         serving.start()

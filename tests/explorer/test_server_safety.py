@@ -145,6 +145,26 @@ def test_too_many_requests_at_a_time(client: TestClient, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("path", ["/", "/api", "/api/run", "/api/none", "/static/none", "/api/items/3/thumbnail"])
+def test_a_bug_is_an_answer_with_headers_and_a_line_in_the_log(
+    client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    def wrong(_: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr("combemb.explorer.server.described.run", wrong)
+    answer = client.get("/api/run")
+    assert code(answer) == (500, "internal")
+    assert "secret detail" not in answer.text
+    assert "secret detail" in caplog.text
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert client.get("/api/jobs").status_code == 200
+
+
+def test_slow_uploads_end(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(uploads, "RECEIVE_SECONDS", 0.0)
+    assert code(upload(client, png())) == (408, "length")
+
+
 def test_every_answer_has_the_headers(client: TestClient, path: str):
     headers = client.get(path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
@@ -373,6 +393,8 @@ def test_others_need_a_token(run: Path, host: str):
     assert not is_loopback(host)
     with pytest.raises(ValueError, match=f"{host} can be reached by others; give --token-file FILE"):
         serve(Options(run), host, 0, print)
+    with pytest.raises(ValueError, match="a server with a name can be reached by others"):
+        serve(Options(run, Access(hosts=("explorer.example",))), "127.0.0.1", 0, print)
 
 
 def test_loopback():

@@ -31,7 +31,7 @@ def is_loopback(host: str) -> bool:
 def read_token(file: Path) -> str:
     """Return the token in a file, which is written with a new one if it does not exist."""
     try:
-        with open(file, "x", opener=_private) as new:  # noqa: PTH123 - Path.open has no opener
+        with open(file, "x", opener=_private) as new:
             new.write(secrets.token_urlsafe(32) + "\n")
     except FileExistsError:
         pass

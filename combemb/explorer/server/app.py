@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
@@ -27,7 +28,7 @@ class Options:
     run: Path
     access: Access = field(default_factory=Access)
     image_roots: tuple[Path, ...] = ()
-    draws_map: bool = True  # if there is none as the server starts
+    prepares: bool = True  # read the run, and draw its map if there is none, as the server starts
 
 
 def application(options: Options) -> FastAPI:
@@ -45,8 +46,8 @@ def application(options: Options) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        if options.draws_map:
-            await run_in_threadpool(work.draw_missing_map, current.jobs, current.served)
+        if options.prepares:
+            await run_in_threadpool(work.prepare, current.jobs, current.served)
         try:
             yield
         finally:
@@ -63,7 +64,11 @@ def application(options: Options) -> FastAPI:
         redirect_slashes=False,
     )
     answer_problems(app)
-    problems = {"4XX": {"model": Problem}, "5XX": {"model": Problem}, 422: {"model": Problem}}
+    problems: dict[int | str, dict[str, Any]] = {
+        "4XX": {"model": Problem},
+        "5XX": {"model": Problem},
+        422: {"model": Problem},
+    }
     for part in (runs, items, changes, search, exports, jobs):
         app.include_router(part.routes(current), prefix="/api", responses=problems)
     app.include_router(pages.routes(app, options.access))

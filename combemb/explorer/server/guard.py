@@ -6,11 +6,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from combemb.explorer.server.access import COOKIE, SAFE_METHODS, Access
-from combemb.explorer.server.problems import Refused
+from combemb.explorer.server.problems import Refused, bug
 from combemb.explorer.server.uploads import MAX_BYTES
 
 MAX_JSON_BYTES = 4_000_000
-MAX_AT_ONCE = 256  # requests
+MAX_AT_ONCE = 64  # requests; a browser has six connections to a server
 UPLOADS = "/image"  # the end of paths that take an image
 HEADERS = {
     "content-security-policy": (
@@ -37,8 +37,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
+        has_begun = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
@@ -52,6 +56,10 @@ class Guard:
         self.n_at_once += 1
         try:
             await self.app(scope, receive, send_with_headers)
+        except Exception as error:  # answered here, so that this answer has the headers too
+            if has_begun:
+                raise
+            await bug(error).answer()(scope, receive, send_with_headers)
         finally:
             self.n_at_once -= 1
 

@@ -81,7 +81,8 @@ def answer_problems(app: FastAPI) -> None:
         found.headers.update(error.headers or {})
         return found
 
-    @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> JSONResponse:
-        LOG.error("a request failed", exc_info=error)
-        return Refused(500, "internal", "an error of the server; its terminal shows where it came from").answer()
+
+def bug(error: Exception) -> Refused:
+    """Return the answer to a request that our own code failed on, and log where."""
+    LOG.error("a request failed", exc_info=error)
+    return Refused(500, "internal", "an error of the server; its terminal shows where it came from")

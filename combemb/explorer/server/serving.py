@@ -11,7 +11,7 @@ from combemb.explorer.server.access import is_loopback
 from combemb.explorer.server.app import Options, application
 from combemb.system.errors import require
 
-BACKLOG = 256
+BACKLOG, GRACE_SECONDS = 256, 5
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -47,12 +47,22 @@ def serve(options: Options, host: str, port: int, started: Callable[[str], objec
     is_private = is_loopback(host)
     what_to_do = "give --token-file FILE, which is written with a new token if it does not exist"
     require(is_private or options.access.token is not None, f"{host} can be reached by others; {what_to_do}")
+    has_token = options.access.token is not None
+    require(has_token or not options.access.hosts, f"a server with a name can be reached by others; {what_to_do}")
     app = application(options)
     with listening(host, port) as found:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # requests share the cores among each other
         try:
-            asyncio.run(_served(uvicorn.Config(app, log_level="error", access_log=False, ws="none"), found, started))
+            asyncio.run(
+                _served(
+                    uvicorn.Config(
+                        app, log_level="error", access_log=False, ws="none", timeout_graceful_shutdown=GRACE_SECONDS
+                    ),
+                    found,
+                    started,
+                )
+            )
         finally:
             torch.set_num_threads(threads)
 

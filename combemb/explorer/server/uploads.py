@@ -3,23 +3,45 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
+import anyio
 from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
 
 from combemb.data.images import Images
 from combemb.explorer.server import trial
 from combemb.explorer.server.problems import Refused
 
+Answer = TypeVar("Answer")
+
 MAX_BYTES = 20_000_000
 MAX_PIXELS = 50_000_000
+AT_ONCE, RECEIVE_SECONDS = 4, 60.0
 TRIAL_BYTES = 2**30  # of address space, for MAX_PIXELS in four channels and in a copy
 TRIAL_SECONDS = 30.0
 
 
-async def received(request: Request) -> bytes:
+class Turns:
+    """A few uploads are received and worked on at a time, so that many of them do not fill memory or all threads."""
+
+    def __init__(self) -> None:
+        self._limiter = anyio.CapacityLimiter(AT_ONCE)
+
+    async def of(self, request: Request, work: Callable[[bytes], Answer]) -> Answer:
+        """Return what `work` makes of the body of a request, in a thread."""
+        async with self._limiter:
+            with anyio.move_on_after(RECEIVE_SECONDS):
+                content = await _received(request)
+                with anyio.CancelScope(shield=True):
+                    return await run_in_threadpool(work, content)
+        raise Refused(408, "length", f"the image did not arrive in {RECEIVE_SECONDS:g} seconds")
+
+
+async def _received(request: Request) -> bytes:
     """Return the body of a request; refuse if it is longer than it said, or empty."""
     parts, n_bytes = [], 0
     async for part in request.stream():

@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,13 @@ def draw_map(jobs: Jobs, served: Served) -> Job:
     """Draw the map of the discovery."""
     served.snapshot()
     return jobs.start("map", "draw the map", [DRAWING, str(served.path)])
+
+
+def prepare(jobs: Jobs, served: Served) -> None:
+    """Read what the first requests need, and draw a missing map; what is wrong is said when somebody asks for it."""
+    with suppress(Refused, ValueError, OSError):
+        draw_missing_map(jobs, served)
+        served.collection()
 
 
 def draw_missing_map(jobs: Jobs, served: Served) -> None:
@@ -113,7 +121,7 @@ def comparison(before: Path, after: Path) -> messages.Compared:
         classes_removed=found.removed,
         n_common=found.n_common,
         n_moved=sum(n for *_, n in found.moves),
-        moves=[messages.Moved(source=was, to=now, n=n) for was, now, n in found.moves[:100]],
+        moves=[messages.Moved.model_validate({"from": was, "to": now, "n": n}) for was, now, n in found.moves[:100]],
     )
 
 

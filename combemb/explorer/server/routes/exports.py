@@ -109,7 +109,7 @@ class _Sink:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
-    def write(self, part: bytes) -> int:
+    def write(self, part: bytes, /) -> int:
         self._parts.append(bytes(part))
         return len(part)
 

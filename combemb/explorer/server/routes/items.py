@@ -1,6 +1,6 @@
 """Items: the map, classes, pages of items, pictures."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Response
@@ -13,9 +13,11 @@ from combemb.explorer.server.pictures import PICTURE_SIDE, SIDES
 from combemb.explorer.server.problems import Refused
 from combemb.explorer.server.snapshot import REJECTED, Snapshot
 
+Responses = dict[int | str, dict[str, Any]]
+
 MAX_ITEMS = 500  # of a page
-BINARY = {200: {"content": {"application/octet-stream": {}}, "description": "Numbers, little-endian."}}
-JPEG = {200: {"content": {"image/jpeg": {}}, "description": "A picture."}}
+BINARY: Responses = {200: {"content": {"application/octet-stream": {}}, "description": "Numbers, little-endian."}}
+JPEG: Responses = {200: {"content": {"image/jpeg": {}}, "description": "A picture."}}
 KEPT = "private, max-age=604800, immutable"  # an address with the version of the discovery always means the same
 
 Place = Annotated[int, Query(ge=0, lt=2**31)]

@@ -4,13 +4,12 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from fastapi.concurrency import run_in_threadpool
 
 from combemb.explorer.server import embedding, messages, searching
 from combemb.explorer.server.current import Current
 from combemb.explorer.server.problems import Refused
 from combemb.explorer.server.snapshot import Snapshot
-from combemb.explorer.server.uploads import received
+from combemb.explorer.server.uploads import Turns
 
 IMAGE: dict[str, Any] = {
     "requestBody": {
@@ -24,7 +23,7 @@ ClusterName = Annotated[str | None, Query(min_length=1, max_length=1_000)]
 
 def routes(current: Current) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(tags=["search"])
+    router, turns = APIRouter(tags=["search"]), Turns()
 
     @router.post("/search")
     def search(asked: messages.Search) -> messages.Found:
@@ -50,9 +49,8 @@ def routes(current: Current) -> APIRouter:
         request: Request, k: K = 20, kind: messages.Kind | None = None, cluster: ClusterName = None
     ) -> messages.Found:
         """Find what is like an image, which is the body of the request."""
-        content = await received(request)
 
-        def found() -> messages.Found:
+        def found(content: bytes) -> messages.Found:
             served = current.served
             shown = served.snapshot()
             served.collection()
@@ -60,7 +58,7 @@ def routes(current: Current) -> APIRouter:
             query = _query(predicted_first(shown, given))
             return searching.search(served, shown, given.z, query, k, kind=kind, cluster=cluster)
 
-        return await run_in_threadpool(found)
+        return await turns.of(request, found)
 
     @router.post("/predict")
     def predict(asked: messages.Features) -> messages.PredictedList:
@@ -71,10 +69,12 @@ def routes(current: Current) -> APIRouter:
     @router.post("/predict/image", openapi_extra=IMAGE)
     async def predict_image(request: Request) -> messages.Predicted:
         """Put an image, which is the body of the request, into a class: a known one, a found one, or neither."""
-        content = await received(request)
-        shown = await run_in_threadpool(current.served.snapshot)
-        given = await run_in_threadpool(embedding.of_image, current.served, content)
-        return predicted_first(shown, given)
+
+        def predicted(content: bytes) -> messages.Predicted:
+            served = current.served
+            return predicted_first(served.snapshot(), embedding.of_image(served, content))
+
+        return await turns.of(request, predicted)
 
     @router.post("/embed")
     def embed(asked: messages.Embed) -> messages.Embedded:
@@ -89,9 +89,9 @@ def routes(current: Current) -> APIRouter:
     @router.post("/embed/image", openapi_extra=IMAGE)
     async def embed_image(request: Request) -> messages.Embedded:
         """Return the embedding and the code of an image, which is the body of the request."""
-        content = await received(request)
-        given = await run_in_threadpool(embedding.of_image, current.served, content)
-        return _embedded(current, given.z)
+        return await turns.of(
+            request, lambda content: _embedded(current, embedding.of_image(current.served, content).z)
+        )
 
     return router
 
