@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 from tests.commands import done
 from tests.real_processes import command, ended, started
 
-SEEN, NOVEL, PER_CLASS = ("zero", "one", "two"), ("three", "four"), 30
-N = PER_CLASS * (len(SEEN) + len(NOVEL))
+SEEN, NOVEL, PER_CLASS = ("zero", "one", "two"), ("three", "four"), 24
+N, N_LABELLED = PER_CLASS * (len(SEEN) + len(NOVEL)), PER_CLASS // 2 * len(SEEN)
 VIEWS = ("map", "clusters", "review", "search", "model", "export")
 MISSING = "no chromium was found; the tests of the page need one: apt-get install chromium"
 
@@ -48,13 +48,13 @@ def page_in(found: Browser, width: int = 1280, height: int = 800, **options) -> 
     page.on("pageerror", lambda error: problems.append(str(error)))
     yield page
     context.close()
-    assert problems == []
+    assert not problems, problems
 
 
 @contextmanager
 def served(run: Path, port: int = 0) -> Iterator[str]:
     """The address of a server of a run, which is asked to stop at the end."""
-    output = run.parent / f"{run.name}-server.txt"
+    output = run.parent / f"server-{time.monotonic_ns()}.txt"
     process = started(command, output, "serve", run, "--port", port)
     try:
         yield _address(output)

@@ -12,10 +12,19 @@ import { select, state } from "./state.js";
 
 const isSelecting = () => state.selected.size > 0;
 const inReview = () => opened().view === "review";
-const focusName = () => {
-  if (inReview() && review.reviewed()) location.hash = classAddress(review.reviewed().cluster);
-  requestAnimationFrame(() => byId("name")?.focus());
-};
+/** Go to an address; do something when it is shown. */
+function goAndThen(address, act) {
+  if (location.hash === address) return act();
+  addEventListener("hashchange", act, { once: true }); // the listener of main.js comes first
+  location.hash = address;
+  return undefined;
+}
+
+function focusName() {
+  const act = () => byId("name")?.focus();
+  return inReview() && review.reviewed() ? goAndThen(classAddress(review.reviewed().cluster), act) : act();
+}
+
 const go = (view) => () => {
   location.hash = `#${view}`;
 };
@@ -59,10 +68,7 @@ const KEYS = [
     key: "/",
     shown: "/",
     about: "search",
-    run: () => {
-      location.hash = "#search";
-      requestAnimationFrame(focusSearch);
-    },
+    run: () => goAndThen("#search", focusSearch),
   },
   { key: "1", shown: "1 to 6", about: "Map, Clusters, Review, Search, Model, Export", run: go("map") },
   { key: "2", run: go("clusters") },
@@ -84,8 +90,7 @@ function arrow(step) {
 function nextClass(step) {
   if (opened().view !== "clusters" || openedClass() === "" || !document.activeElement.matches("body, main, .card"))
     return false;
-  location.hash = classAddress(neighbour(step));
-  requestAnimationFrame(() => document.querySelector(".card[aria-current]")?.focus());
+  goAndThen(classAddress(neighbour(step)), () => document.querySelector(".card[aria-current]")?.focus());
   return true;
 }
 
