@@ -59,6 +59,14 @@ def asked(address: str, path: str, body: dict | None = None, **headers: str):
         return json.load(answer)
 
 
+def refusal(address: str, path: str, body: dict | None = None, **headers: str) -> tuple[int, dict]:
+    """The status and the error of a request that is refused."""
+    with pytest.raises(HTTPError) as error:
+        asked(address, path, body, **headers)
+    with error.value as answer:
+        return answer.code, json.load(answer)["error"]
+
+
 def test_what_was_confirmed_is_there_after_a_kill(run: Path):
     """Names are given as fast as they are confirmed, until the server dies in the middle of one."""
     confirmed, names = [], [f"name {i}" for i in range(10_000)]
@@ -91,10 +99,9 @@ def test_commands_beside_the_server(run: Path):
         done("classes", run, "name", "novel-2", "wasp")
         names = {cluster["name"] for cluster in asked(address, "api/clusters")["clusters"]}
         assert {"owl", "wasp"} <= names
-        with held(run) as writer, pytest.raises(HTTPError) as error:
-            asked(address, "api/changes", {"kind": "undo"})
-        told = json.load(error.value)["error"]
-        assert (error.value.code, told["code"]) == (409, "busy")
+        with held(run) as writer:
+            status, told = refusal(address, "api/changes", {"kind": "undo"})
+        assert (status, told["code"]) == (409, "busy")
         assert f"is being written by process {writer.pid}" in told["message"]
         asked(address, "api/changes", {"kind": "undo"})
         os.kill(process.pid, signal.SIGINT)
@@ -108,16 +115,12 @@ def test_others_need_the_token(run: Path, tmp_path: Path):
     file = tmp_path / "token"
     with served(run, "--host", "0.0.0.0", "--token-file", file) as (_, address, printed):
         here = address.replace("0.0.0.0", "127.0.0.1")
-        with pytest.raises(HTTPError) as error:
-            asked(here, "api/run")
-        assert error.value.code == 401
+        assert refusal(here, "api/run")[0] == 401
         token = file.read_text().strip()
         assert asked(here, "api/run", Authorization=f"Bearer {token}")["name"] == "run"
         assert f"the token is in {file}, which is new" in printed.read_text()
         assert token not in printed.read_text()
-        with pytest.raises(HTTPError) as error:
-            asked(here, "api/run", Authorization=f"Bearer {token}", Host="evil.example")
-        assert error.value.code == 403
+        assert refusal(here, "api/run", Authorization=f"Bearer {token}", Host="evil.example")[0] == 403
 
 
 def test_what_cannot_be_served(run: Path, tmp_path: Path):

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from combemb.explorer.server import guard, pictures, uploads
 from combemb.explorer.server.access import COOKIE, Access, is_loopback, read_token
 from combemb.explorer.server.app import Options
+from combemb.explorer.server.problems import Refused
 from combemb.explorer.server.serving import serve
 from tests.commands import files
 from tests.explorer.conftest import HERE, client_of
@@ -144,7 +145,6 @@ def test_too_many_requests_at_a_time(client: TestClient, monkeypatch: pytest.Mon
     assert answer.headers["Retry-After"] == "1"
 
 
-@pytest.mark.parametrize("path", ["/", "/api", "/api/run", "/api/none", "/static/none", "/api/items/3/thumbnail"])
 def test_a_bug_is_an_answer_with_headers_and_a_line_in_the_log(
     client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -160,11 +160,23 @@ def test_a_bug_is_an_answer_with_headers_and_a_line_in_the_log(
     assert client.get("/api/jobs").status_code == 200
 
 
-def test_slow_uploads_end(client: TestClient, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(uploads, "RECEIVE_SECONDS", 0.0)
-    assert code(upload(client, png())) == (408, "length")
+def test_slow_uploads_end(monkeypatch: pytest.MonkeyPatch):
+    class Slow:
+        async def stream(self):
+            yield b"a part"
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr(uploads, "RECEIVE_SECONDS", 0.05)
+
+    async def receive() -> None:
+        await uploads.Turns().of(Slow(), len)
+
+    with pytest.raises(Refused, match="did not arrive") as error:
+        asyncio.run(receive())
+    assert error.value.status == 408
 
 
+@pytest.mark.parametrize("path", ["/", "/api", "/api/run", "/api/none", "/static/none", "/api/items/3/thumbnail"])
 def test_every_answer_has_the_headers(client: TestClient, path: str):
     headers = client.get(path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"

@@ -17,6 +17,7 @@ from combemb.explorer.server.problems import Problem, answer_problems
 from combemb.explorer.server.routes import changes, exports, items, jobs, pages, runs, search
 from combemb.system.version import __version__
 
+PROBLEMS = ("4XX", "5XX", "422")
 ABOUT = """Look at what was found, name it, search it, export it, fit again.
 `docs/decisions/explorer.md` of combemb says what the words mean: row, class, state, job."""
 
@@ -64,15 +65,22 @@ def application(options: Options) -> FastAPI:
         redirect_slashes=False,
     )
     answer_problems(app)
-    problems: dict[int | str, dict[str, Any]] = {
-        "4XX": {"model": Problem},
-        "5XX": {"model": Problem},
-        422: {"model": Problem},
-    }
+    problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in PROBLEMS}
     for part in (runs, items, changes, search, exports, jobs):
         app.include_router(part.routes(current), prefix="/api", responses=problems)
-    app.include_router(pages.routes(app, options.access))
+    app.include_router(pages.routes(lambda: _description(app), options.access))
     app.mount("/static", pages.Static(directory=pages.STATIC, follow_symlink=False, check_dir=False))
     app.add_middleware(Guard, access=options.access)
     app.state.current = current
     return app
+
+
+def _description(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI description; problems are JSON, also where the answer is a picture or a table."""
+    api = app.openapi()
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
+    for verbs in api["paths"].values():
+        for route in verbs.values():
+            for status in PROBLEMS:
+                route["responses"][status]["content"] = content
+    return api

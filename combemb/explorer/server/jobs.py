@@ -152,9 +152,7 @@ class Jobs:
     ) -> Job:
         """Start a job: a module and its arguments; refuse if another one runs."""
         with self._lock:
-            running = self.running()
-            if running is not None:
-                raise Refused(409, "busy", f"a job is running already: {running.title}", "wait for it, or stop it")
+            self.require_none()
             job = Job(str(next(self._numbers)), kind, title, command, done, always)
             thread = threading.Thread(target=job.run, name=f"job {job.id}", daemon=True)
             self._jobs[job.id], self._threads[job.id] = job, thread
@@ -162,6 +160,12 @@ class Jobs:
                 del self._jobs[old], self._threads[old]
             thread.start()
         return job
+
+    def require_none(self) -> None:
+        """Refuse if a job runs."""
+        running = self.running()
+        if running is not None:
+            raise Refused(409, "busy", f"a job is running already: {running.title}", "wait for it, or stop it")
 
     def running(self) -> Job | None:
         """Return the job that runs now."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from combemb.explorer.server import messages
+from combemb.explorer.server import bodies, messages
 from combemb.explorer.server.served import Served
 from combemb.explorer.server.snapshot import REJECTED, Snapshot
 
@@ -17,7 +17,7 @@ def search(
     query: messages.Query,
     k: int,
     *,
-    kind: messages.Kind | None = None,
+    kind: bodies.Kind | None = None,
     cluster: str | None = None,
 ) -> messages.Found:
     """Return the entries nearest to an embedding (1, D), without the item itself.
@@ -62,7 +62,7 @@ def search(
     return messages.Found(query=query, hits=hits)
 
 
-def _wanted(shown: Snapshot, rows: np.ndarray, kind: messages.Kind | None, cluster: str | None) -> np.ndarray:
+def _wanted(shown: Snapshot, rows: np.ndarray, kind: bodies.Kind | None, cluster: str | None) -> np.ndarray:
     """Return which entries pass the filters, (n,) bool."""
     if kind is None and cluster is None:
         return np.ones(len(rows), dtype=bool)

@@ -103,10 +103,7 @@ class Served:
 
     def index_state(self) -> State:
         """Return whether the run has an index."""
-        if not issubclass(methods.get(self.config["method"]), CodeMethod):
-            return "impossible"
-        is_ready = self._current("has_index", OF_INDEX, lambda: has_current_index(self.path))
-        return "ready" if is_ready else "missing"
+        return self._current("index_state", (CONFIG, *OF_INDEX), self._read_index_state)
 
     def map_state(self) -> State:
         """Return whether the run has a map."""
@@ -150,6 +147,11 @@ class Served:
             raise unavailable(self.path, "discover", "discovery")
         items: Items = self._current("items", OF_ITEMS, self._read_items)
         return Snapshot(items, read_log(self.path))
+
+    def _read_index_state(self) -> State:
+        if not issubclass(methods.get(self.config["method"]), CodeMethod):
+            return "impossible"
+        return "ready" if has_current_index(self.path) else "missing"
 
     def _read_rows_of_entries(self) -> np.ndarray:
         ids = self.snapshot().items.table["id"].cast(pa.large_string())

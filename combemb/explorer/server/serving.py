@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 import uvicorn
+from fastapi import FastAPI
 
 from combemb.explorer.server.access import is_loopback
 from combemb.explorer.server.app import Options, application
@@ -44,31 +45,23 @@ def serve(options: Options, host: str, port: int, started: Callable[[str], objec
         0 takes a free one.
     started : callable
     """
-    is_private = is_loopback(host)
-    what_to_do = "give --token-file FILE, which is written with a new token if it does not exist"
-    require(is_private or options.access.token is not None, f"{host} can be reached by others; {what_to_do}")
     has_token = options.access.token is not None
+    what_to_do = "give --token-file FILE, which is written with a new token if it does not exist"
+    require(has_token or is_loopback(host), f"{host} can be reached by others; {what_to_do}")
     require(has_token or not options.access.hosts, f"a server with a name can be reached by others; {what_to_do}")
     app = application(options)
     with listening(host, port) as found:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # requests share the cores among each other
         try:
-            asyncio.run(
-                _served(
-                    uvicorn.Config(
-                        app, log_level="error", access_log=False, ws="none", timeout_graceful_shutdown=GRACE_SECONDS
-                    ),
-                    found,
-                    started,
-                )
-            )
+            asyncio.run(_served(app, found, started))
         finally:
             torch.set_num_threads(threads)
 
 
-async def _served(config: uvicorn.Config, found: socket.socket, started: Callable[[str], object]) -> None:
-    config.server_header = False
+async def _served(app: FastAPI, found: socket.socket, started: Callable[[str], object]) -> None:
+    config = uvicorn.Config(app, log_level="error", access_log=False, ws="none", server_header=False)
+    config.timeout_graceful_shutdown = GRACE_SECONDS
     server = uvicorn.Server(config)
     name, port = found.getsockname()[:2]
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}/"

@@ -12,27 +12,26 @@ import pyarrow as pa
 from combemb.collection.compared import compared
 from combemb.collection.discovered import is_discovered
 from combemb.collection.exported import label_table, write_exported
-from combemb.explorer.server import messages
+from combemb.explorer.server import bodies, messages
 from combemb.explorer.server.jobs import Job, Jobs
 from combemb.explorer.server.problems import Refused, unavailable
 from combemb.explorer.server.served import Served
 
 DRAWING = "combemb.explorer.missing_map"  # imports openTSNE, which the server does not need
-SettingValue = str | int | float | bool | None
 
 
-def start(jobs: Jobs, served: Served, asked: messages.AnyJob) -> Job:
+def start(jobs: Jobs, served: Served, asked: bodies.AnyJob) -> Job:
     """Start a job."""
     match asked:
-        case messages.Fit():
+        case bodies.Fit():
             return fit_again(jobs, served, asked.settings)
-        case messages.Discover():
+        case bodies.Discover():
             return discover(jobs, served, asked.n_novel)
-        case messages.Index():
+        case bodies.Index():
             if served.index_state() == "impossible":
                 raise Refused(400, "refused", f"{served.config['method']} has no codes, so there is nothing to index")
             return jobs.start("index", "index the items", ["combemb", "index", str(served.path), "--overwrite"])
-        case messages.Map():
+        case bodies.Map():
             return draw_map(jobs, served)
 
 
@@ -60,6 +59,7 @@ def discover(jobs: Jobs, served: Served, n_novel: int | None) -> Job:
     command = ["combemb", "discover", str(served.path)]
     command += [] if n_novel is None else ["--n-novel", str(n_novel)]
     always = _nothing
+    jobs.require_none()
     if served.discovery_state() == "ready":
         classes = served.snapshot().classes
         labels = [name if known else None for name, known in zip(classes.names, classes.is_labelled, strict=True)]
@@ -74,15 +74,13 @@ def _nothing() -> None:
     pass
 
 
-def fit_again(jobs: Jobs, served: Served, settings: dict[str, SettingValue]) -> Job:
+def fit_again(jobs: Jobs, served: Served, settings: dict[str, bodies.SettingValue]) -> Job:
     """Fit, index and discover in a new run folder beside this one, with the labels that follow from the names."""
     shown, config, run = served.snapshot(), served.config, served.path
     if config["path"] is None or not Path(config["path"]).exists():
         where = "were not read from a path" if config["path"] is None else f"are no longer at {config['path']}"
         raise Refused(409, "unavailable", f"the data of {run.name} {where}", "fit again with combemb run")
-    running = jobs.running()
-    if running is not None:
-        raise Refused(409, "busy", f"a job is running already: {running.title}", "wait for it, or stop it")
+    jobs.require_none()
     new, labels = free_run(run), label_table(shown.classes)
     n_labels = len(labels) - labels["label"].null_count
     if n_labels == 0:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from combemb.collection import changes, class_log
 from combemb.collection.classes import Classes
 from combemb.collection.splitting import parts_of
-from combemb.explorer.server import clusters, messages
+from combemb.explorer.server import bodies, clusters, messages
 from combemb.explorer.server.current import Current
 from combemb.explorer.server.embedding import check_rows
 from combemb.explorer.server.served import Served
@@ -24,7 +24,7 @@ def routes(current: Current) -> APIRouter:
     one_at_a_time = threading.Lock()  # requests wait for each other here, so that they do not time out there
 
     @router.post("/changes")
-    def change(asked: messages.AnyChange) -> messages.Changed:
+    def change(asked: bodies.AnyChange) -> messages.Changed:
         """Name, merge, split, move, reject or undo; the answer comes when the change is on the disk."""
         served = current.served
         with one_at_a_time:
@@ -56,30 +56,30 @@ def _text(change: class_log.Change) -> str:
     return f"{change.kind} {' '.join(change.clusters)}{to} ({n:,} item{'' if n == 1 else 's'})"
 
 
-def _parts(served: Served, asked: messages.AnyChange) -> list[list[str]]:
+def _parts(served: Served, asked: bodies.AnyChange) -> list[list[str]]:
     """Divide a class that is to be split by itself, before anybody has to wait for the run folder."""
-    if not isinstance(asked, messages.Split) or asked.items is not None:
+    if not isinstance(asked, bodies.Split) or asked.items is not None:
         return []
     classes = served.snapshot(asked.state).classes
     with served.embedding:
         return parts_of(served.path, classes, asked.cluster, asked.into, progress=False)
 
 
-def _made(shown: Snapshot, asked: messages.AnyChange, parts: list[list[str]]) -> class_log.Change:
+def _made(shown: Snapshot, asked: bodies.AnyChange, parts: list[list[str]]) -> class_log.Change:
     classes: Classes = shown.classes
     match asked:
-        case messages.Name():
+        case bodies.Name():
             return changes.name(classes, asked.cluster, asked.to)
-        case messages.Merge():
+        case bodies.Merge():
             return changes.merge(classes, asked.clusters)
-        case messages.Split():
+        case bodies.Split():
             groups = parts if asked.items is None else [_ids(shown, asked.items)]
             return changes.split(classes, asked.cluster, groups)
-        case messages.Move():
+        case bodies.Move():
             return changes.move(classes, asked.to, _ids(shown, asked.items))
-        case messages.Reject():
+        case bodies.Reject():
             return changes.reject(classes, asked.cluster, _ids(shown, asked.items or []))
-        case messages.Undo():
+        case bodies.Undo():
             return changes.undo(classes)
 
 

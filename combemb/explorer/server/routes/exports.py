@@ -14,7 +14,7 @@ from pyarrow import csv
 
 from combemb.collection.exported import label_table, manifest_table
 from combemb.collection.folders import places_in_folders, write_folders
-from combemb.explorer.server import messages
+from combemb.explorer.server import bodies, messages
 from combemb.explorer.server.current import Current
 from combemb.explorer.server.problems import Refused
 from combemb.explorer.server.served import Served
@@ -56,7 +56,7 @@ def routes(current: Current) -> APIRouter:
         return StreamingResponse(_zipped(files, classes), media_type=MEDIA["zip"], headers=headers)
 
     @router.post("/folders")
-    def folders(asked: messages.Folders) -> messages.Sorted:
+    def folders(asked: bodies.Folders) -> messages.Sorted:
         """Make a folder beside the run with a folder per class, with links to the images or copies of them."""
         files, classes = _files(current.served)
         run = current.served.path
@@ -114,6 +114,9 @@ class _Sink:
         return len(part)
 
     def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     def taken(self) -> bytes:

@@ -6,7 +6,7 @@ import numpy as np
 from fastapi import APIRouter, Query, Response
 
 from combemb.data.entries import Entry
-from combemb.explorer.server import clusters, messages
+from combemb.explorer.server import bodies, clusters, messages
 from combemb.explorer.server.current import Current
 from combemb.explorer.server.embedding import check_rows
 from combemb.explorer.server.pictures import PICTURE_SIDE, SIDES
@@ -63,7 +63,7 @@ def routes(current: Current) -> APIRouter:
     def page(
         *,
         cluster: Annotated[str | None, Query(max_length=1_000)] = None,
-        order: messages.Order = "exemplars",
+        order: bodies.Order = "exemplars",
         start: Place = 0,
         n: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = 60,
         rejected: bool = False,
@@ -108,7 +108,7 @@ def routes(current: Current) -> APIRouter:
     return router
 
 
-def _chosen(shown: Snapshot, cluster: str | None, order: messages.Order, rejected: bool) -> np.ndarray:
+def _chosen(shown: Snapshot, cluster: str | None, order: bodies.Order, rejected: bool) -> np.ndarray:
     number = None if cluster is None else shown.number(cluster)
     return shown.rows("row" if rejected else order, REJECTED if rejected else number)
 

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from combemb.explorer.server import messages, work
+from combemb.explorer.server import bodies, messages, work
 from combemb.explorer.server.current import Current
 
 
@@ -11,7 +11,7 @@ def routes(current: Current) -> APIRouter:
     router = APIRouter(prefix="/jobs", tags=["jobs"])
 
     @router.post("", status_code=202)
-    def start(asked: messages.AnyJob) -> messages.Job:
+    def start(asked: bodies.AnyJob) -> messages.Job:
         """Start a job."""
         return work.start(current.jobs, current.served, asked).message()
 

@@ -1,11 +1,13 @@
 """The page, its files, the form that asks for the token, and the API as a page."""
 
 import asyncio
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
 from starlette.staticfiles import StaticFiles
 
@@ -25,8 +27,8 @@ def plotly_script() -> Path:
     return Path(found.origin).parent / "package_data" / "plotly.min.js"
 
 
-def routes(app: FastAPI, access: Access) -> APIRouter:
-    """Return the routes; static files are mounted by `app` after them."""
+def routes(description: Callable[[], dict[str, Any]], access: Access) -> APIRouter:
+    """Return the routes; description: returns the OpenAPI description."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
@@ -52,11 +54,11 @@ def routes(app: FastAPI, access: Access) -> APIRouter:
 
     @router.get("/api/openapi.json")
     def openapi() -> JSONResponse:
-        return JSONResponse(app.openapi())
+        return JSONResponse(description())
 
     @router.get("/api")
     def api() -> HTMLResponse:
-        return HTMLResponse(TEMPLATES.get_template("api.html.j2").render(api=app.openapi()))
+        return HTMLResponse(TEMPLATES.get_template("api.html.j2").render(api=description()))
 
     return router
 

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from combemb.explorer.server import described, messages, work
+from combemb.explorer.server import bodies, described, messages, work
 from combemb.explorer.server.current import Current
 
 
@@ -26,7 +26,7 @@ def routes(current: Current) -> APIRouter:
         return messages.RunList(runs=current.runs())
 
     @router.post("/runs/current")
-    def choose(asked: messages.Chosen) -> messages.Run:
+    def choose(asked: bodies.Chosen) -> messages.Run:
         """Show another run from now on."""
         current.choose(asked.name)
         work.draw_missing_map(current.jobs, current.served)

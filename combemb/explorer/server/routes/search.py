@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Query, Request
 
-from combemb.explorer.server import embedding, messages, searching
+from combemb.explorer.server import bodies, embedding, messages, searching
 from combemb.explorer.server.current import Current
 from combemb.explorer.server.problems import Refused
 from combemb.explorer.server.snapshot import Snapshot
@@ -26,7 +26,7 @@ def routes(current: Current) -> APIRouter:
     router, turns = APIRouter(tags=["search"]), Turns()
 
     @router.post("/search")
-    def search(asked: messages.Search) -> messages.Found:
+    def search(asked: bodies.Search) -> messages.Found:
         """Find what is like an item, or like features."""
         served = current.served
         shown = served.snapshot()
@@ -46,7 +46,7 @@ def routes(current: Current) -> APIRouter:
 
     @router.post("/search/image", openapi_extra=IMAGE)
     async def search_image(
-        request: Request, k: K = 20, kind: messages.Kind | None = None, cluster: ClusterName = None
+        request: Request, k: K = 20, kind: bodies.Kind | None = None, cluster: ClusterName = None
     ) -> messages.Found:
         """Find what is like an image, which is the body of the request."""
 
@@ -61,7 +61,7 @@ def routes(current: Current) -> APIRouter:
         return await turns.of(request, found)
 
     @router.post("/predict")
-    def predict(asked: messages.Features) -> messages.PredictedList:
+    def predict(asked: bodies.Features) -> messages.PredictedList:
         """Put features into classes: known ones, found ones, or neither."""
         shown = current.served.snapshot()
         return messages.PredictedList(items=embedding.predicted(shown, embedding.of_features(current.served, asked.x)))
@@ -77,7 +77,7 @@ def routes(current: Current) -> APIRouter:
         return await turns.of(request, predicted)
 
     @router.post("/embed")
-    def embed(asked: messages.Embed) -> messages.Embedded:
+    def embed(asked: bodies.Embed) -> messages.Embedded:
         """Return embeddings and codes of discovered items, or of features."""
         if (asked.rows is None) == (asked.x is None):
             raise Refused(422, "invalid", "give either rows or x, exactly one of the two")
