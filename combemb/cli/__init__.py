@@ -22,6 +22,7 @@ from combemb.cli import (
     relocate,
     run,
     search,
+    serve,
     settings,
 )
 from combemb.cli.guarded import guarded
@@ -47,7 +48,7 @@ app = typer.Typer(
 )
 data_verbs = (
     *(run.run, pretrain.pretrain, fit.fit, embed.embed, embed.encode, index.index, search.search),
-    *(discover.discover, classes.classes, predict.predict, export.export, relocate.relocate),
+    *(discover.discover, classes.classes, serve.serve, predict.predict, export.export, relocate.relocate),
 )
 for verb in (*data_verbs, methods.methods, settings.settings, demo.demo, cache.cache, doctor.doctor):
     app.command()(guarded(verb))
