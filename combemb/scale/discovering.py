@@ -26,7 +26,7 @@ from combemb.system.errors import require
 from combemb.system.progress import Display
 
 ASSIGNMENTS = "classes"  # folder of the blocks
-FOUND = "discovery.safetensors"
+FOUND, ASKED = "discovery.safetensors", "discovery.json"
 SAMPLE_ITEMS = 200_000  # 230 MB at 288 features; `discover` learns from 20,000 of them and describes all
 
 
@@ -144,6 +144,7 @@ def discover_sharded(
         require(plan.kind == "embeddings", f"{source} has images; extract features first, with `combemb embed`")
         read = labels if isinstance(labels, Labels) else read_labels(_labels_or_stored(labels, plan), plan.n_items)
         require(not read.is_multi, "discovery takes one label per item; of several, give the one that matters")
+        _require_same(store, {"labels": read.digest, "n_novel": n_novel, "sample_items": sample_items, "seed": seed})
         rows = counted_rows(read.values, seed, sample_items)
         with one_thread():
             z, features = _points(_sample(plan, store, rows, progress), model)
@@ -155,6 +156,14 @@ def discover_sharded(
         work = Place(found, model, plan, store, labelled, read.classes[read.values[labelled]].astype(object))
         receipts = finish(work, plan, store, ASSIGNMENTS, engine=engine, title="assigning", progress=progress)
     return DiscoveredShards(found, rows, store, receipts)
+
+
+def _require_same(store: Store, asked: dict[str, Any]) -> None:
+    """Raise a ValueError if a store has the classes of another question; write down this one if there is none."""
+    before = store.read_json(ASKED)
+    changed = [] if before is None else [name for name in asked if before[name] != asked[name]]
+    require(not changed, f"cannot continue {store.url}: {', '.join(changed)} changed; undo this, or use overwrite")
+    store.write_json(ASKED, asked)
 
 
 def _labels_or_stored(labels: Any, plan: Plan) -> Any:

@@ -16,6 +16,7 @@ from combemb.scale.engines import Engine, results, session
 from combemb.scale.models import ModelFiles
 from combemb.scale.plan import Kind
 from combemb.scale.store import Store, Written
+from combemb.search.codebook import Codebook
 from combemb.search.index import CodeIndex
 from combemb.system.errors import require
 from combemb.system.progress import Display
@@ -75,14 +76,14 @@ class Manifest:
 class Join:
     """Makes the shard of a number out of its blocks; what is sent to a worker."""
 
-    model: ModelFiles
+    codebook: Codebook
     store: Store
     parts: Sequence[tuple[int, Sequence[Receipt]]]  # the first entry of each shard, and its blocks
 
     def __call__(self, number: int) -> Shard:
         """Read the blocks and write the shard, its receipt last."""
         first, receipts = self.parts[number]
-        index = CodeIndex(self.model.load().codebook, n_threads=1)
+        index = CodeIndex(self.codebook, n_threads=1)
         tables = [read_block(self.store, receipt) for receipt in receipts]
         codes = np.concatenate([codes_of(table) for table in tables])
         index.add(torch.from_numpy(codes), np.arange(first, first + len(codes)))
@@ -134,17 +135,23 @@ def index_sharded(
     more: dict[str, Any] = {"block_items": block_items, "overwrite": overwrite, "training_part": training_part}
     with session(engine, address):
         found = encode_sharded(run, source, out, engine=engine, progress=progress, **more)
-        store, model = found.store, ModelFiles.of(run)
-        join = Join(model, store, _parts(found, shard_items))
-        done = _finished(join)
-        todo = [number for number in range(len(join.parts)) if number not in done]
-        with Display("indexing", len(join.parts), "shards", progress, done=len(done)) as display:
-            for shard in results(join, todo, engine):
-                done[shard.number] = shard
-                display.advance(1)
+        codebook = ModelFiles.of(run).load().codebook
+        return join_blocks(found, codebook, shard_items, engine=engine, progress=progress)
+
+
+def join_blocks(
+    found: Encoded, codebook: Codebook, shard_items: int, *, engine: Engine = "local", progress: bool | None = None
+) -> Manifest:
+    """Join blocks of codes to the shards of an index, and write its manifest; shards that are there are kept."""
+    store, join = found.store, Join(codebook, found.store, _parts(found, shard_items))
+    done = _finished(join)
+    todo = [number for number in range(len(join.parts)) if number not in done]
+    with Display("indexing", len(join.parts), "shards", progress, done=len(done)) as display:
+        for shard in results(join, todo, engine):
+            done[shard.number] = shard
+            display.advance(1)
     shards = tuple(done[number] for number in range(len(join.parts)))
-    bits = model.load().codebook.bits
-    manifest = Manifest(model.digest, found.plan.kind, bits, found.broken, shards)
+    manifest = Manifest(found.plan.model, found.plan.kind, codebook.bits, found.broken, shards)
     store.write_json(MANIFEST, {"format": FORMAT, **asdict(manifest)})
     return manifest
 
@@ -177,7 +184,8 @@ def _parts(found: Encoded, shard_items: int) -> list[tuple[int, list[Receipt]]]:
 def _entries(tables: list[pa.Table]) -> pa.Table | None:
     """Return ids and labels of the entries of blocks; None if they are numbered and none is labelled."""
     has_names = any(pa.types.is_large_string(table["id"].type) for table in tables)
-    has_labels = any("label" in table.column_names for table in tables)
+    labelled = (table["label"] for table in tables if "label" in table.column_names)
+    has_labels = any(label.null_count < len(label) for label in labelled)
     if not has_names and not has_labels:
         return None
     text, columns = pa.large_string(), {}

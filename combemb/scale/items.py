@@ -35,7 +35,7 @@ class Items:
     ids : list of str, or None
         Names of the items; None if they are numbered.
     labels : list of str or None, or None
-        One text per item, None if it is unlabelled; None if no item has one.
+        One text per item, None if it is unlabelled; None if the table has no column of labels.
     """
 
     x: np.ndarray | None
@@ -54,14 +54,14 @@ def read_items(block: Block, kind: Kind, store: Store) -> Items:
         return Items(x, None, None, None)
     if kind == "images":
         paths, labels = paths_and_labels(table, block.table.url)
-        return Items(None, paths, paths, labels if any(labels) else None)
+        return Items(None, paths, paths, labels)
     x = np.concatenate([dense(chunk) for chunk in table["embedding"].chunks])
     name = next((name for name in ("label", "labels") if name in table.column_names), None)
     raw_labels = None if name is None else plain_labels(table[name])
     ids = table["id"].to_pylist() if "id" in table.column_names else None
     _, entries = listed(Given(None, x, raw_labels, None, None if ids is None else np.array(ids, dtype=object)))
-    labels = entries["label"].to_pylist()
-    return Items(x, None, None if ids is None else entries["id"].to_pylist(), labels if any(labels) else None)
+    labels = None if name is None else entries["label"].to_pylist()
+    return Items(x, None, None if ids is None else entries["id"].to_pylist(), labels)
 
 
 def encoded(model: CodeMethod, items: Items) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:

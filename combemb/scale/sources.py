@@ -95,7 +95,7 @@ def _remote_images(system: Any, path: str, source: str) -> pa.Table:
             table = csv.read_csv(io.BytesIO(raw.read()))
         require("path" in table.column_names, f"{source} has no column `path`, only {table.column_names}")
         paths, labels = paths_and_labels(table, system.unstrip_protocol(path))
-        return pa.table({"path": paths, "label": labels})
+        return pa.table({"path": paths, "label": pa.nulls(len(paths)) if labels is None else labels})
     root = path.rstrip("/") + "/"
     names = [name.removeprefix(root) for name in system.find(path)]
     names = sorted(name for name in names if not any(part.startswith(".") for part in name.split("/")))
@@ -172,14 +172,14 @@ def _npy_rows(raw: Any, url: str, start: int, n_rows: int) -> np.ndarray:
     return np.frombuffer(raw.read(n_rows * n_bytes), dtype).reshape(n_rows, *shape[1:])
 
 
-def paths_and_labels(table: pa.Table, url: str) -> tuple[list[str], list[str | None]]:
-    """Return the paths in a table at this URL, relative ones being beside it, and the labels; -1 or "" is none."""
+def paths_and_labels(table: pa.Table, url: str) -> tuple[list[str], list[str | None] | None]:
+    """Return the paths in a table, relative to its URL unless they are absolute, and the labels; -1 or "" is none."""
     base = url.rpartition("/")[0]
     written = [str(path) for path in table["path"].to_pylist()]
     paths = [path if "://" in path or path.startswith("/") else f"{base}/{path}" for path in written]
     name = next((name for name in ("label", "labels") if name in table.column_names), None)
     if name is None:
-        return paths, [None] * len(paths)
+        return paths, None
     texts = [None if label is None else str(label) for label in table[name].to_pylist()]
     return paths, [None if text in (None, "", *MARKERS_AS_STRINGS) else text for text in texts]
 

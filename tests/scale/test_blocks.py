@@ -188,7 +188,7 @@ def test_images_are_searched_by_path_and_label(photos, tmp_path):
     assert hits.scores[0].tolist() == [hit.score for hit in expected.hits]
 
 
-@pytest.mark.parametrize("kind", ["folder", "csv", "parquet", "remote folder", "remote csv", "remote parquet"])
+@pytest.mark.parametrize("kind", ["parquet", "remote folder", "remote csv", "remote parquet"])
 def test_images_in_folders_and_manifests_have_the_same_codes(photos, tmp_path, kind):
     is_remote, name = kind.startswith("remote"), kind.split()[-1]
     source = {"folder": photos / "images"}.get(name) or write_manifest(tmp_path / f"m.{name}", photos / "images")
