@@ -14,7 +14,13 @@ from combemb.scale.engines import imported_ray
 
 STORE_BYTES = 80 * 2**20  # the least that Ray accepts is 75 MB
 # On a busy machine, workers at Ray's nice value of 15 take minutes to start, and are ended because they are late.
-PATIENT = {"RAY_worker_niceness": "0", "RAY_worker_register_timeout_seconds": "300"}
+PATIENT = {
+    "RAY_worker_niceness": "0",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_raylet_start_wait_time_s": "600",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_health_check_timeout_ms": "60000",
+}
 MARK = "COMBEMB_CLUSTER_MARK"  # an environment variable, which all processes inherit that are started after it was set
 
 
@@ -54,8 +60,10 @@ def two_nodes() -> Iterator[Any]:
     os.environ.update(PATIENT)
     mark = os.environ[MARK] = secrets.token_hex(8)
     try:
-        cluster = _started(mark)
+        cluster = import_module("ray.cluster_utils").Cluster()
         try:
+            cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, include_dashboard=False)
+            worker_node(cluster)
             ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
             yield cluster
         finally:
@@ -66,22 +74,6 @@ def two_nodes() -> Iterator[Any]:
         for name in (MARK, *PATIENT):
             del os.environ[name]
         end(mark)
-
-
-def _started(mark: str) -> Any:
-    """Start the nodes. Ray gives a node 30 seconds, which may be too few on a busy machine, so there are some tries."""
-    for tries_left in (3, 2, 1, 0):
-        cluster = import_module("ray.cluster_utils").Cluster()
-        try:
-            cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, include_dashboard=False)
-            worker_node(cluster)
-            return cluster
-        except Exception as error:
-            cluster.shutdown()
-            end(mark)
-            if "timed out during startup" not in str(error) or tries_left == 0:
-                raise
-    return None
 
 
 def worker_node(cluster: Any) -> Any:

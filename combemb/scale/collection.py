@@ -1,18 +1,22 @@
 """ShardedCollection: a run and its sharded index, searched by images or embeddings as a `Collection` is."""
 
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
 from combemb import methods
 from combemb.collection.indexed import Hit, SearchResult
-from combemb.data.entries import Entry, listed
+from combemb.data.entries import ENTRY_SCHEMA, Entry, listed
 from combemb.data.given import read_given
 from combemb.learning.codes import CodeMethod, require_codes
+from combemb.scale.holder import entries_of
 from combemb.scale.models import ModelFiles
 from combemb.scale.sharded_index import ShardedIndex
+from combemb.system.arrays import Array
 from combemb.system.errors import require
 
 
@@ -55,6 +59,41 @@ class ShardedCollection:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @cached_property
+    def entries(self) -> pa.Table:
+        """Id, path and label of every entry, read when first used; a search does not need it."""
+        tables, is_image = [], self.index.manifest.kind == "images"
+        for shard in self.index.manifest.shards:
+            table = None if shard.entries is None else entries_of(self.index.store, shard)
+            columns = {} if table is None else {name: table[name].combine_chunks() for name in table.column_names}
+            numbers = pa.array(range(shard.first, shard.first + shard.n_entries))
+            names = columns.get("id", numbers.cast(pa.large_string()))
+            nothing = pa.nulls(shard.n_entries, pa.large_string())
+            rows = [names, names if is_image else nothing, columns.get("label", nothing)]
+            tables.append(pa.table(rows, schema=ENTRY_SCHEMA))
+        return pa.concat_tables(tables)
+
+    def nearest(self, z: Array, k: int = 20, *, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nearest entries of embeddings, as `search` does of items.
+
+        Parameters
+        ----------
+        z : array of shape (Q, D)
+            Embeddings of the model.
+        k : int
+            Number of entries per query; all if there are fewer.
+        among : bool array of shape (N,), optional
+            Search these entries only.
+
+        Returns
+        -------
+        rows, scores : arrays of shape (Q, k)
+            Rows of `entries`, the nearest first, and their scores; `missing` has the shards that did not answer.
+        """
+        found = self.index.search(z, k, among=among)
+        self.missing = found.missing
+        return np.asarray(found.numbers), np.asarray(found.scores)
 
     def search(self, queries: Any, k: int = 20, *, progress: bool | None = None) -> list[SearchResult]:
         """Return the nearest entries of each query, as `Collection.search` does.

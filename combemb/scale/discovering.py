@@ -140,7 +140,7 @@ def discover_sharded(
     with session(engine, address):
         model, store = None if run is None else ModelFiles.of(run), Store(str(out))
         digest = "" if model is None else model.digest
-        plan = planned(store, str(source), digest, block_items, overwrite=overwrite)
+        plan = planned(store, source, digest, block_items, overwrite=overwrite)
         require(plan.kind == "embeddings", f"{source} has images; extract features first, with `combemb embed`")
         read = labels if isinstance(labels, Labels) else read_labels(_labels_or_stored(labels, plan), plan.n_items)
         require(not read.is_multi, "discovery takes one label per item; of several, give the one that matters")

@@ -15,7 +15,7 @@ from combemb.scale.items import encoded, read_items
 from combemb.scale.models import ModelFiles
 from combemb.scale.plan import BLOCK_ITEMS, PLAN, Plan, require_same, stored_plan
 from combemb.scale.sources import read_source
-from combemb.scale.store import Store
+from combemb.scale.store import Store, absolute
 from combemb.system.errors import require
 
 CODES = "codes"  # folder of the blocks
@@ -108,7 +108,7 @@ def encode_sharded(
     """
     with session(engine, address):
         model, store = ModelFiles.of(run), Store(str(out))
-        plan = planned(store, str(source), model.digest, block_items, overwrite=overwrite, training_part=training_part)
+        plan = planned(store, source, model.digest, block_items, overwrite=overwrite, training_part=training_part)
         work = Encode(model, plan, store)
         receipts = finish(work, plan, store, CODES, engine=engine, title="encoding", progress=progress)
     found = Encoded(store, plan, receipts)
@@ -127,18 +127,19 @@ def planned(
     training_part: bool = False,
 ) -> Plan:
     """Return the plan in a store; make one if there is none. It stays as it is when files are added to the source."""
+    source = absolute(str(source))
     if overwrite:
         _remove(store)
     before = stored_plan(store)
     if before is not None:
-        wanted: dict[str, Any] = {"source": source, "model": model}
+        wanted: dict[str, Any] = {"source": source, "model": model, "training_part": training_part}
         require_same(store, before, wanted if block_items is None else {**wanted, "block_items": block_items})
         return before
     there = set(store.sizes("")) - {"listing"}
     require(not there, f"{store.url} exists and has no {PLAN}; give a new folder for the results")
     require(block_items is None or block_items > 0, f"block_items={block_items}; give 1 or more")
     kind, tables = read_source(source, store, training_part=training_part)
-    plan = Plan(source, kind, model, block_items or BLOCK_ITEMS[kind], tables)
+    plan = Plan(source, kind, model, block_items or BLOCK_ITEMS[kind], tables, training_part)
     plan.store(store)
     return plan
 

@@ -37,12 +37,7 @@ class HeldShard:
         self.index = CodeIndex.load(store.local(shard.index), codebook, n_threads)  # verifies its own checksums
         has_all = len(self.index) == shard.n_entries
         require(has_all, f"{shard.index.name} has {len(self.index)} entries, not {shard.n_entries}; index again")
-        self.entries: pa.Table | None = None
-        if shard.entries is not None:
-            file = store.local(shard.entries)
-            is_whole = crc_of(file) == shard.entries.crc32
-            require(is_whole, f"{file} is damaged: its checksum is wrong; index again")
-            self.entries = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        self.entries = None if shard.entries is None else entries_of(store, shard)
 
     def known(self, among: Any) -> np.ndarray:
         """Return the numbers of the entries that are among these ids, or in this mask over all shards."""
@@ -68,6 +63,14 @@ class HeldShard:
             column = np.array([*rows[name].to_pylist(), None], dtype=object)[:-1]
             columns[f"{name}s"] = column.reshape(numbers.shape)
         return Found(numbers, scores, **columns)
+
+
+def entries_of(store: Store, shard: Shard) -> pa.Table:
+    """Return the ids and labels of a shard, memory-mapped; raise a ValueError if the file is damaged."""
+    assert shard.entries is not None, "its entries are numbered and unlabelled"
+    file = store.local(shard.entries)
+    require(crc_of(file) == shard.entries.crc32, f"{file} is damaged: its checksum is wrong; index again")
+    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
 
 
 class Holder:

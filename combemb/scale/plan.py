@@ -53,6 +53,8 @@ class Plan:
         Maximum number of items in a block.
     tables : tuple of Table
         In the order in which their items are numbered.
+    training_part : bool
+        Whether a test split was left out.
     """
 
     source: str
@@ -60,6 +62,7 @@ class Plan:
     model: str
     block_items: int
     tables: tuple[Table, ...]
+    training_part: bool = False
 
     @property
     def n_items(self) -> int:

@@ -36,6 +36,8 @@ class ShardedHits(Hits):
     ----------
     ids, scores : array (Q, k), or list of Q arrays
         As in `Hits`.
+    numbers : as ids, int64
+        Places of the entries in the order of adding.
     labels : as ids, or None
         Labels of the entries, None for each that has none; None if no entry has one.
     missing : tuple of str
@@ -44,6 +46,7 @@ class ShardedHits(Hits):
         Number of entries in these shards.
     """
 
+    numbers: np.ndarray | list[np.ndarray]
     labels: np.ndarray | list[np.ndarray] | None = None
     missing: tuple[str, ...] = ()
     n_missing: int = 0
@@ -96,8 +99,8 @@ class ShardedIndex:
     ):
         require(n_actors is None or n_actors > 0, f"n_actors={n_actors}; give 1 or more")
         self.patience, self.timeout = patience, timeout
-        self._store = Store(str(url))
-        self.manifest: Manifest = read_manifest(self._store)
+        self.store = Store(str(url))
+        self.manifest: Manifest = read_manifest(self.store)
         require(len(self.manifest.shards) > 0, f"{url} has no entries")
         with ExitStack() as stack:
             self._ray = stack.enter_context(connected(address))
@@ -163,7 +166,7 @@ class ShardedIndex:
         n = len(to_numpy(queries))
         best = merged(found, int(k)) if found else Found(np.empty((n, 0), np.int64), np.empty((n, 0)))
         ids = best.numbers if best.ids is None else best.ids
-        return ShardedHits(ids, best.scores, best.labels, *self._told(lost))
+        return ShardedHits(ids, best.scores, best.numbers, best.labels, *self._told(lost))
 
     def range_search(self, queries: Array, least: float, *, among: Any = None) -> ShardedHits:
         """Return all entries whose score is at least `least`, as `CodeIndex.range_search` does.
@@ -185,12 +188,13 @@ class ShardedIndex:
         ids = [one.numbers if one.ids is None else one.ids for one in best]
         has_labels = any(one.labels is not None for one in best)
         labels = [np.full(one.numbers.shape, None) if one.labels is None else one.labels for one in best]
-        return ShardedHits(ids, [one.scores for one in best], labels if has_labels else None, *self._told(lost))
+        scores, numbers = [one.scores for one in best], [one.numbers for one in best]
+        return ShardedHits(ids, scores, numbers, labels if has_labels else None, *self._told(lost))
 
     def _start(self, actor: _Actor) -> None:
         """Start an actor on the node with the fewest; it takes memory of a node, not its cores."""
         remote = self._ray.remote(Holder).options(num_cpus=0, max_restarts=-1, scheduling_strategy="SPREAD")
-        actor.handle, actor.since = remote.remote(self._store, actor.shards, *self._given), time.monotonic()
+        actor.handle, actor.since = remote.remote(self.store, actor.shards, *self._given), time.monotonic()
 
     def _stop(self) -> None:
         for actor in self._actors:
@@ -204,7 +208,8 @@ class ShardedIndex:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause or error from error
         except self._ray.exceptions.ActorDiedError as error:
-            raise ValueError(f"cannot load the shards of {self._store.url}: {error}") from error
+            reason = str(error).strip().splitlines()[-1].strip()  # the error of the actor, without its traceback
+            raise ValueError(f"cannot load the shards of {self.store.url}: {reason}") from error
 
     def _asked(self, ask: Callable[[Any], Any], patience: float | None = None) -> tuple[list[Any], list[Shard]]:
         """Return the answers of the actors that answer, and the shards of the others."""

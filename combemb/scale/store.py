@@ -1,6 +1,7 @@
 """A folder at a path or a URL of fsspec, such as `s3://bucket/codes`, in which a file is there whole or not at all."""
 
 import json
+import os
 import shutil
 import zlib
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ def opened(url: str) -> tuple[Any, str]:
     return system, str(path)
 
 
+def absolute(url: str) -> str:
+    """Return a URL as it is, and a path as one that means the same in every working directory."""
+    return url if "://" in url or "::" in url else os.path.abspath(url)  # noqa: PTH100 - links stay, as in ids
+
+
 def is_local(system: Any) -> bool:
     """Return whether a file system is that of this machine, or a shared one that is mounted like a disk."""
     protocol = system.protocol
@@ -54,8 +60,8 @@ class Store:
     """
 
     def __init__(self, url: str):
-        self.url = url
-        self.fs, self.root = opened(url)
+        self.url = absolute(url)
+        self.fs, self.root = opened(self.url)
         self.is_local = is_local(self.fs)
 
     def __reduce__(self) -> tuple[type["Store"], tuple[str]]:

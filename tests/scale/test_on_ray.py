@@ -128,75 +128,79 @@ def test_a_worker_that_dies_is_replaced(tmp_path, cluster):
     assert (tmp_path / "died").exists()
 
 
+@pytest.fixture(scope="module")
+def sharded(indexed, cluster):
+    """Two actors with five shards."""
+    with ShardedIndex(str(indexed), n_actors=2) as found:
+        yield found
+
+
 @pytest.mark.parametrize("k", [1, 10, 333, N + 1])
-def test_hits_are_those_of_a_single_index(indexed, single, cluster, k):
+def test_hits_are_those_of_a_single_index(sharded, single, k):
     index, queries = single
-    with ShardedIndex(str(indexed), n_actors=3) as sharded:
-        assert len(sharded) == len(index) == N
-        assert sharded.codebook == index.codebook
-        hits, expected = sharded.search(queries, k), index.search(queries, k)
-        assert hits.missing == ()
-        assert hits.ids.dtype == np.int64
-        np.testing.assert_array_equal(hits.ids, expected.ids)
-        np.testing.assert_array_equal(hits.scores, expected.scores)
-        assert hits.to_list() == expected.to_list()
+    assert len(sharded) == len(index) == N
+    assert sharded.codebook == index.codebook
+    hits, expected = sharded.search(queries, k), index.search(queries, k)
+    assert hits.missing == ()
+    assert hits.ids.dtype == np.int64
+    np.testing.assert_array_equal(hits.ids, expected.ids)
+    np.testing.assert_array_equal(hits.scores, expected.scores)
+    assert hits.to_list() == expected.to_list()
 
 
-def test_a_search_among_some_and_by_score_is_that_of_a_single_index(indexed, single, cluster):
+def test_a_search_among_some_and_by_score_is_that_of_a_single_index(sharded, single):
     index, queries = single
     mask = np.random.default_rng(0).random(N) < 0.2
-    with ShardedIndex(str(indexed)) as sharded:
-        for among in (mask, np.flatnonzero(mask), [1_999, 3, 3], [], np.zeros(N, bool)):
-            hits, expected = (x.search(queries, 10, among=among) for x in (sharded, index))
-            np.testing.assert_array_equal(hits.ids, expected.ids)
-            found, wanted = (x.range_search(queries, 4.0, among=among) for x in (sharded, index))
-            assert found.to_list() == wanted.to_list()
-        for wrong, message in (([5, N], "1 of 2 ids are not in the index"), (mask[1:], "the mask has shape")):
-            with pytest.raises(ValueError, match=message):
-                sharded.search(queries, among=wrong)
-        with pytest.raises(ValueError, match="k=0; give a whole number"):
-            sharded.search(queries, 0)
-        with pytest.raises(ValueError, match=r"vectors of shape \(1, 5\) do not fit"):
-            sharded.search(np.ones((1, 5)))
+    for among in (mask, np.flatnonzero(mask), [1_999, 3, 3], [], np.zeros(N, bool)):
+        hits, expected = (x.search(queries, 10, among=among) for x in (sharded, index))
+        np.testing.assert_array_equal(hits.ids, expected.ids)
+        found, wanted = (x.range_search(queries, 4.0, among=among) for x in (sharded, index))
+        assert found.to_list() == wanted.to_list()
+    for wrong, message in (([5, N], "1 of 2 ids are not in the index"), (mask[1:], "the mask has shape")):
+        with pytest.raises(ValueError, match=message):
+            sharded.search(queries, among=wrong)
+    with pytest.raises(ValueError, match="k=0; give a whole number"):
+        sharded.search(queries, 0)
+    with pytest.raises(ValueError, match=r"vectors of shape \(1, 5\) do not fit"):
+        sharded.search(np.ones((1, 5)))
 
 
-def test_every_answer_is_exact_or_says_what_is_missing(indexed, single, cluster):
+def test_every_answer_is_exact_or_says_what_is_missing(sharded, single):
     """An actor is killed while queries run; in the end it is back."""
     index, queries = single
     expected = index.search(queries, 25)
-    with ShardedIndex(str(indexed), n_actors=2) as sharded:
-        held = [actor.shards for actor in sharded._actors]
-        pid = sharded._ray.get(sharded._actors[0].handle.__ray_call__.remote(lambda _: os.getpid()))
-        os.kill(pid, signal.SIGKILL)
-        n_partial, deadline = 0, time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                hits = sharded.search(queries, 25)
-            if not hits.missing:
-                np.testing.assert_array_equal(hits.ids, expected.ids)
-                np.testing.assert_array_equal(hits.scores, expected.scores)
-                assert caught == []
-                if n_partial:
-                    break
-                continue
-            n_partial += 1
-            assert hits.missing == tuple(shard.index.name for shard in held[0])
-            assert hits.n_missing == sum(shard.n_entries for shard in held[0])
-            assert [warning.category for warning in caught] == [MissingShards]
-            rest = index.search(queries, 25, among=np.arange(held[1][0].first, N))
-            np.testing.assert_array_equal(hits.ids, rest.ids)
-        assert n_partial > 0
-        assert hits.missing == sharded.missing == ()
+    held = [actor.shards for actor in sharded._actors]
+    pid = sharded._ray.get(sharded._actors[0].handle.__ray_call__.remote(lambda _: os.getpid()))
+    os.kill(pid, signal.SIGKILL)
+    n_partial, deadline = 0, time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            hits = sharded.search(queries, 25)
+        if not hits.missing:
+            np.testing.assert_array_equal(hits.ids, expected.ids)
+            np.testing.assert_array_equal(hits.scores, expected.scores)
+            assert caught == []
+            if n_partial:
+                break
+            continue
+        n_partial += 1
+        assert hits.missing == tuple(shard.index.name for shard in held[0])
+        assert hits.n_missing == sum(shard.n_entries for shard in held[0])
+        assert [warning.category for warning in caught] == [MissingShards]
+        rest = index.search(queries, 25, among=np.arange(held[1][0].first, N))
+        np.testing.assert_array_equal(hits.ids, rest.ids)
+    assert n_partial > 0
+    assert hits.missing == sharded.missing == ()
 
 
-def test_patience_waits_for_an_exact_answer(indexed, single, cluster):
+def test_patience_waits_for_an_exact_answer(sharded, single, monkeypatch):
     index, queries = single
-    with ShardedIndex(str(indexed), n_actors=2, patience=60) as sharded:
-        sharded._ray.kill(sharded._actors[1].handle, no_restart=False)
-        hits = sharded.search(queries, 25)
-        assert hits.missing == ()
-        np.testing.assert_array_equal(hits.ids, index.search(queries, 25).ids)
+    monkeypatch.setattr(sharded, "patience", 60.0)
+    sharded._ray.kill(sharded._actors[1].handle, no_restart=False)
+    hits = sharded.search(queries, 25)
+    assert hits.missing == ()
+    np.testing.assert_array_equal(hits.ids, index.search(queries, 25).ids)
 
 
 def test_damaged_shards_are_refused(toy, tmp_path, cluster):
@@ -213,13 +217,14 @@ def test_damaged_shards_are_refused(toy, tmp_path, cluster):
 
 
 def test_the_command_line(toy, tmp_path, cluster):
-    """Encode, index and search on a cluster that exists."""
-    run, x, options = toy / "run", toy / "x.npy", ("--engine", "ray", "--address", cluster.address)
-    text = done("encode", run, x, "--out", tmp_path / "codes", *options, "--block-items", 500).stdout
+    """Encode and index in one process, search on a cluster that exists."""
+    run, x, local = toy / "run", toy / "x.npy", ("--engine", "local", "--block-items", 500)
+    text = done("encode", run, x, "--out", tmp_path / "codes", *local).stdout
     assert "2,000 codes in 4 blocks" in text
-    more = ("--shards", tmp_path / "index", *options)
-    text = done("index", run, "--embeddings", x, *more, "--shard-items", 1_000, "--block-items", 500).stdout
+    shards = ("--shards", tmp_path / "index")
+    text = done("index", run, "--embeddings", x, *shards, *local, "--shard-items", 1_000).stdout
     assert "2,000 entries with codes of 12 bits in 2 shards" in text
+    more = (*shards, "--engine", "ray", "--address", cluster.address)
     np.save(tmp_path / "q.npy", features()[:2])
     found = done("search", run, tmp_path / "q.npy", "-k", 5, "--json", *more).stdout
     done("index", run, "--embeddings", x, "--overwrite", "--quiet")
@@ -245,6 +250,12 @@ def test_a_sharded_collection_answers_like_a_collection(toy, indexed, cluster):
         assert len(sharded) == len(collection)
         assert sharded.search(features()[:3], 7) == collection.search(features()[:3], 7)
         assert sharded.missing == ()
+        assert sharded.entries.equals(collection.entries)
+        z = sharded.model.embed(features()[:3], progress=False)
+        rows, scores = sharded.nearest(z, 7, among=np.arange(N) % 2 == 0)
+        expected = collection.to_index(numbered=True).search(z, 7, among=np.arange(N) % 2 == 0)
+        np.testing.assert_array_equal(rows, expected.ids)
+        np.testing.assert_array_equal(scores, expected.scores)
 
 
 def test_discovery_on_ray_is_that_of_one_process(toy, tmp_path, cluster):
