@@ -21,7 +21,8 @@ from combemb.scale.engines import one_thread
 from combemb.search.codebook import ProductCodebook
 
 SETS, D, BITS, F, K = 24, 12, 48, 1_280, 100
-CORES, NETWORK = 32, 0.005  # of a machine of the table; seconds that Ray adds to a batch, see scale_search.py
+CORES, RAY = 32, 0.005  # of a machine of the table; seconds that Ray may add to a batch, see scale_search.py
+IMAGES = 33  # of 224 px per second and core, by torch; benchmarks/extraction_speed.py
 SIZES = {10**6: 1, 10**7: 1, 10**8: 1, 10**9: 2, 10**10: 8}  # entries -> machines
 
 
@@ -73,7 +74,9 @@ def duration(seconds: float) -> str:
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:,.0f} s" if seconds >= 10 else f"{1e3 * seconds:,.0f} ms"
+    if seconds >= 2:
+        return f"{seconds:,.0f} s"
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 0.001 else "< 1 ms"
 
 
 def main() -> None:
@@ -86,12 +89,14 @@ def main() -> None:
         f"{scans[1] / 1e6:,.0f} M codes scanned for one query, {scans[16] / 1e6:,.1f} M for a batch of 16; per second"
     )
     print(f"{n_bytes:.1f} bytes per entry on the disk, {BITS / 8:.0f} of them read by every search\n")
-    print("| images | bits | machines | disk | RAM for codes, each | encode features | one query | 16 queries |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ["images", "bits", "machines", "disk", "RAM for codes, each", "encode images", "encode features"]
+    print(f"| {' | '.join([*columns, 'one query', '16 queries'])} |")
+    print("|---:" * (len(columns) + 2) + "|")
     for n, machines in SIZES.items():
-        cores, over = CORES * machines, NETWORK * (machines > 1)
+        cores, over = CORES * machines, RAY * (machines > 1)
         cells = [f"{n:,}", str(BITS), str(machines), decimal(int(n * n_bytes)), decimal(int(n * BITS / 8 / machines))]
-        cells += [duration(n / encode / cores), *(duration(n / scan / cores + over) for scan in scans.values())]
+        cells += [duration(n / per_second / cores) for per_second in (IMAGES, encode)]
+        cells += [duration(n / scan / cores + over) for scan in scans.values()]
         print(f"| {' | '.join(cells)} |")
 
 
