@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from combemb import methods
 from combemb.bench import regions, scores
 from combemb.bench.cells import Cell
+from combemb.bench.own_data import OwnData
 from combemb.bench.presets import WEIGHTS
 from combemb.bench.protocol import Pile, fingerprint, hidden, limited
 from combemb.bench.results import about_code
@@ -43,15 +44,15 @@ class Places:
         The folder of result files.
     data, weights : Path, optional
         The folder of data, and the weights for presets that need them.
-    own : dict
-        Data sets that are no published ones: name -> path.
+    own : tuple
+        Data sets that are no published ones: name, path, and file of labels.
     device : str
     """
 
     results: Path
     data: Path | None = None
     weights: Path | None = None
-    own: tuple[tuple[str, Path], ...] = ()
+    own: tuple[tuple[str, Path, Path | None], ...] = ()
     device: str = "auto"
 
 
@@ -68,7 +69,7 @@ class Library:
         """Return the data set of a cell, as features unless the backbone is trained, and what is known about it."""
         settings = image_settings(cell, self.places)
         is_trained = "finetune" in dict(cell.settings)
-        own = (cell.seed,) if cell.dataset in dict(self.places.own) else ()
+        own = cell.seed if cell.dataset in {name for name, *_ in self.places.own} else None
         key = (cell.dataset, cell.per_class, cell.per_class_test, None if is_trained else repr(settings), own)
         if self.dataset is None or key != self.key:
             self.dataset = None  # two would need twice the memory
@@ -80,11 +81,9 @@ class Library:
         return self.dataset, self.found
 
     def _read(self, cell: Cell) -> Dataset:
-        own = dict(self.places.own)
-        if cell.dataset in own:
-            from combemb.bench.own_data import read_own  # noqa: PLC0415 - only `compare` has such data
-
-            return read_own(own[cell.dataset], cell.seed).dataset
+        for name, path, labels in self.places.own:
+            if name == cell.dataset:
+                return OwnData.read(path, labels).divided(cell.seed)
         require(cell.dataset in SOURCES, f"there is no data set {cell.dataset!r}; choose one of {', '.join(SOURCES)}")
         return SOURCES[cell.dataset].load(self.places.data)
 

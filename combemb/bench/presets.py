@@ -6,6 +6,11 @@ from typing import Any
 
 from combemb.system.errors import require
 
+CAVEAT = (
+    "The backbone was trained on ImageNet, whose classes overlap these (Tiny-ImageNet is a part of it): a novel class is "
+    "novel to the labels, not to the backbone. The paper has other features, so a difference to its numbers is not one "
+    "of the methods alone."
+)
 WEIGHTS = "<file of weights>"  # a setting that `--weights` gives
 Settings = Mapping[str, Any]
 
@@ -30,6 +35,8 @@ class Preset:
         Whether methods have the settings of `recipes.py`, which were found on frozen features.
     splits, seeds : tuple, optional
         Fewer than a table has.
+    caveat : str
+        What to know about the features; it is printed with the tables.
     """
 
     name: str
@@ -46,11 +53,12 @@ class Preset:
     is_tuned: bool = True
     splits: tuple[str, ...] | None = None
     seeds: tuple[int, ...] | None = None
+    caveat: str = CAVEAT
 
     @property
-    def is_frozen(self) -> bool:
-        """Whether no method trains the backbone, so that all of them share its features."""
-        return "finetune" not in self.deep
+    def title(self) -> str:
+        """A title for the report."""
+        return f"Preset {self.name}"
 
 
 UNCHECKED = {"check": False}  # the check on hidden classes is a second fit
@@ -60,24 +68,24 @@ PRESETS = {
     for preset in (
         Preset(
             "cpu",
-            "frozen EfficientNet-Lite0 at 224 px, three views; hours on two cores",
+            "Frozen EfficientNet-Lite0 at 224 px, three views; hours on two cores",
             {**FROZEN, "image_size": 224},
         ),
         Preset(
             "small",
-            "as cpu, at 96 px and with at most 600 training images per class",
+            "As cpu, at 96 px and with at most 600 training images per class",
             {**FROZEN, "image_size": 96},
             per_class={"*": 600},
         ),
         Preset(
             "alexnet",
-            "frozen convolutions of AlexNet at 224 px, averaged over the positions; needs --weights",
+            "Frozen convolutions of AlexNet at 224 px, averaged over the positions; needs --weights",
             {"backbone": "alexnet:conv5", "backbone_weights": WEIGHTS, "n_views": 3, "image_size": 224, **UNCHECKED},
             tasks=("retrieval",),
         ),
         Preset(
             "paper",
-            "fine-tuned AlexNet (needs --weights) for retrieval, ResNet-18 from SimCLR for discovery; for a GPU",
+            "Fine-tuned AlexNet (needs --weights) for retrieval, ResNet-18 from SimCLR for discovery; for a GPU",
             UNCHECKED,
             deep={"finetune": "all", "epochs": 200, "batch_size": 256},
             of_task={
@@ -87,10 +95,11 @@ PRESETS = {
             of_dataset={"tiny_imagenet": {"image_size": 64}},
             stages=(("simclr", {"epochs": 500, "batch_size": 512}),),
             is_tuned=False,
+            caveat="For retrieval: " + CAVEAT + " For discovery, the backbone starts from random weights.",
         ),
         Preset(
             "smoke",
-            "a few images of 32 px and a few steps: shows that everything runs; its numbers mean nothing",
+            "A few images of 32 px and a few steps: shows that everything runs; its numbers mean nothing",
             {**FROZEN, "n_views": 2, "image_size": 32},
             deep={"epochs": 2, "batch_size": 64, "start_steps": 5},
             per_class={"*": 12},

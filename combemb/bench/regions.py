@@ -8,7 +8,8 @@ from combemb.learning.codes import CodeMethod
 
 CENTRES = np.array([[-1.0, -0.6], [1.0, -0.6], [0.0, 1.1]])  # of three seen classes
 N_EACH, SPREAD = 60, 0.22
-SIDE, HALF = 120, 2.0  # grid points per axis, and the end of both axes
+HEIGHT = 4.0  # of the plane: the higher, the straighter the boundaries
+SIDE, HALF = 160, 2.0  # grid points per axis, and the end of both axes
 FIT: dict[str, Any] = {"epochs": 60, "batch_size": 128, "max_features": 64, "view_noise": 0.05}
 
 
@@ -19,11 +20,9 @@ def points() -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_one(places: np.ndarray) -> np.ndarray:
-    """Return places (N, 2) as embeddings (N, 3): methods see unit vectors, of which a third coordinate keeps lengths.
-
-    A boundary that is linear in these three is a straight line on the plane, through the origin or not.
+    """Return places (N, 2) as embeddings (N, 3): methods see unit vectors, of which a third coordinate keeps their lengths.
     """
-    return np.concatenate([places, np.ones((len(places), 1))], axis=1).astype(np.float32)
+    return np.concatenate([places, np.full((len(places), 1), HEIGHT)], axis=1).astype(np.float32)
 
 
 def regions(model: CodeMethod) -> dict[str, Any]:
