@@ -42,7 +42,9 @@ def of_table(summary: Summary) -> str:
     lines += [r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{", rf"\begin{{tabular}}{{l{'c' * n}}}"]
     lines.append(r"\toprule")
     if any(title for title, _ in groups):
-        lines.append(" & ".join(["", *(rf"\multicolumn{{{k}}}{{c}}{{{escaped(title)}}}" for title, k in groups)]) + r" \\")
+        lines.append(
+            " & ".join(["", *(rf"\multicolumn{{{k}}}{{c}}{{{escaped(title)}}}" for title, k in groups)]) + r" \\"
+        )
     lines += [rf"Method & {heads} \\", r"\midrule"]
     for place, line in enumerate(summary.lines):
         if place == summary.n_own:

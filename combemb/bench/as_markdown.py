@@ -39,7 +39,9 @@ def of_table(summary: Summary, level: str = "###") -> str:
         parts.append(f"Chance level of the mAP of novel queries: {summary.chance:.3f}.\n")
     remarks = [*summary.remarks, *filter(None, (table.note, preset.caveat))]
     used = [f"Data: {data}" for data in summary.data]
-    used += [f"Commit{'s' if len(summary.commits) > 1 else ''}: {', '.join(summary.commits)}"] if summary.commits else []
+    used += (
+        [f"Commit{'s' if len(summary.commits) > 1 else ''}: {', '.join(summary.commits)}"] if summary.commits else []
+    )
     return "\n".join([*parts, *(f"- {remark}" for remark in [*remarks, *used]), ""])
 
 

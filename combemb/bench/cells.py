@@ -14,6 +14,8 @@ from combemb.bench.tables import FEATURES, N_NOVEL, Fields, Row, Table
 from combemb.learning.deep import DeepMethod
 from combemb.learning.input import ImageSettings
 
+Run = tuple[str, int]  # split and seed
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -77,20 +79,20 @@ def cells_of(
         return []
     splits = splits or _among(table.splits, preset.splits)
     seeds = seeds or _among(table.seeds, preset.seeds)
-    wanted = product(splits, seeds, table.all_rows, table.bits)
-    return list(dict.fromkeys(cell_of(table, preset, row, bits, s, seed) for s, seed, row, bits in wanted))
+    wanted = product(product(splits, seeds), table.all_rows, table.bits)
+    return list(dict.fromkeys(cell_of(table, preset, row, bits, run) for run, row, bits in wanted))
 
 
-def cell_of(table: Table, preset: Preset, row: Row, bits: int | None, split: str, seed: int) -> Cell:
-    """Return the cell of a row and the bits of a column."""
+def cell_of(table: Table, preset: Preset, row: Row, bits: int | None, run: Run) -> Cell:
+    """Return the cell of a row, the bits of a column, and a split and seed."""
     own = settings_of(table, preset, row)
     bits = own.pop("bits", bits)
     needs_stages = table.task == "discovery" and not _has(row.method, "pretraining")
     return Cell(
         *(preset.name, table.dataset, table.task, row.method, tuple(sorted(own.items()))),
         bits=bits if _has(row.method, "bits") else None,
-        split=split,
-        seed=seed,
+        split=run[0],
+        seed=run[1],
         seen_share=table.seen_share,
         labelled_share=table.labelled_share,
         per_class=preset.per_class.get(table.dataset, preset.per_class.get("*")),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from combemb.bench.presets import Preset
 from combemb.bench.protocol import fingerprint
 from combemb.bench.report import FIGURES, Section, write_pages
 from combemb.bench.results import read_result
-from combemb.bench.runner import Done, Outcome, run
+from combemb.bench.runner import Done, Outcome
+from combemb.bench.runner import run as run_missing
 from combemb.bench.summary import Summary, summary_of
 from combemb.bench.tables import FEATURES, Column, Fields, Row, Table
 from combemb.system.errors import require
@@ -96,9 +98,9 @@ def compare(
     own = OwnData.read(data, labels)
     name = f"{data.stem}-{fingerprint(own.divided(0))[:8]}"
     preset = _preset(settings or {})
-    table = table_of(name, data.name, rows, bits, splits, tuple(range(seeds)), own)
+    table = table_of(name, own, rows, bits, (splits, tuple(range(seeds))))
     places = Places(folder / RESULTS, own=((name, data.absolute(), labels and labels.absolute()),))
-    outcome = run(cells_of(table, preset), places, jobs=jobs, retry=retry, tell=tell)
+    outcome = run_missing(cells_of(table, preset), places, jobs=jobs, retry=retry, tell=tell)
     summary = summary_of(table, preset, places.results)
     sentences = tuple(filter(None, (noise_of(table, preset, column, places.results) for column in table.columns)))
     remarks = (*sentences, *([f"How: {TEST}."] if sentences else []), *summary.remarks)
@@ -110,13 +112,7 @@ def compare(
 
 
 def table_of(
-    dataset: str,
-    title: str,
-    rows: Sequence[tuple[str, Fields]],
-    bits: tuple[int, ...],
-    splits: tuple[str, ...],
-    seeds: tuple[int, ...],
-    own: OwnData,
+    dataset: str, own: OwnData, rows: Sequence[tuple[str, Fields]], bits: tuple[int, ...], runs: tuple[Any, Any]
 ) -> Table:
     """Return a comparison as a table."""
     columns = [Column(f"mAP novel, {b} bits", "novel_codes", b) for b in bits]
@@ -130,11 +126,11 @@ def table_of(
     )
     small = f" Classes with too few items count as unlabelled: {', '.join(own.too_small)}." if own.too_small else ""
     return Table(
-        *("compare", title, "own data", dataset, "both", tuple(columns)),
+        *("compare", f"Methods on {dataset}", "own data", dataset, "both", tuple(columns)),
         tuple(Row(_title(method, fields), method, fields) for method, fields in rows),
         extras,
-        splits=splits,
-        seeds=seeds,
+        splits=runs[0],
+        seeds=runs[1],
         baselines=(Row("float features", FEATURES),),
         note=f"{len(own.class_names)} classes, {len(own.given):,} items. mAP: test items of hidden classes search all "
         f"training items. ACC: k-means on the embeddings of test items, the number of classes given.{small}",
@@ -146,12 +142,11 @@ def noise_of(table: Table, preset: Preset, column: Column, results: Path) -> str
     scores: dict[str, dict[tuple[str, int], float]] = {}
     for row in table.all_rows:
         name = column.score.replace("_codes", "_z") if row.method == FEATURES else column.score
-        for split in table.splits:
-            for seed in table.seeds:
-                record = read_result(results, cell_of(table, preset, row, column.bits, split, seed)) or {}
-                score = record.get("scores", {}).get(name)
-                if score is not None:
-                    scores.setdefault(row.title, {})[split, seed] = score
+        for run in product(table.splits, table.seeds):
+            record = read_result(results, cell_of(table, preset, row, column.bits, run)) or {}
+            score = record.get("scores", {}).get(name)
+            if score is not None:
+                scores.setdefault(row.title, {})[run] = score
     return sentence(column.title, scores)
 
 

@@ -197,11 +197,18 @@ def _measured(cell: Cell, library: Library) -> dict[str, Any]:
 
 def _of_regions(cell: Cell, places: Places) -> dict[str, Any]:
     x, targets = regions.points()
-    model: Any = methods.get(cell.method)(bits=cell.bits, seed=cell.seed, **{**resolved(cell, places, None), **regions.FIT})
+    model: Any = methods.get(cell.method)(
+        bits=cell.bits, seed=cell.seed, **{**resolved(cell, places, None), **regions.FIT}
+    )
     model.fit(regions.with_one(x), targets, progress=False)
     found = regions.regions(model)
     data = {"name": cell.dataset, "fingerprint": "", "n_train": len(x), "n_test": 0}
-    return {"scores": {"n_regions": found.pop("n_regions")}, "regions": found, "settings": _settings(model), "data": data}
+    return {
+        "scores": {"n_regions": found.pop("n_regions")},
+        "regions": found,
+        "settings": _settings(model),
+        "data": data,
+    }
 
 
 def _settings(model: Any) -> dict[str, Any]:

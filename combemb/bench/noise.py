@@ -10,10 +10,10 @@ LEVEL = 0.05
 MAX_EXACT = 14  # pairs up to which all signs are tried
 N_DRAWN = 20_000  # signs drawn beyond it
 TEST = (
-    f"two-sided sign-flip test of the paired differences of all runs (split and seed), Holm's correction over all pairs "
-    f"of methods, level {LEVEL:.0%}; runs share items, so take a close decision with caution"
+    "two-sided sign-flip test of the paired differences of all runs (split and seed), Holm's correction over all "
+    f"pairs of methods, level {LEVEL:.0%}; runs share items, so take a close decision with caution"
 )
-Runs = Mapping[tuple[str, int], float]  # score by split and seed
+Scores = Mapping[tuple[str, int], float]  # score by split and seed
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def sign_flip(differences: np.ndarray) -> float:
     return float((is_extreme.sum() + 1) / (len(signs) + 1))
 
 
-def differences(scores: Mapping[str, Runs]) -> list[Difference]:
+def differences(scores: Mapping[str, Scores]) -> list[Difference]:
     """Return the differences between all pairs of methods, tested together.
 
     Parameters
@@ -77,7 +77,7 @@ def differences(scores: Mapping[str, Runs]) -> list[Difference]:
     return tested
 
 
-def sentence(title: str, scores: Mapping[str, Runs]) -> str:
+def sentence(title: str, scores: Mapping[str, Scores]) -> str:
     """Say of one column which leads of the best method exceed the noise."""
     scores = {name: runs for name, runs in scores.items() if runs}
     if len(scores) < 2:

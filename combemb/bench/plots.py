@@ -16,8 +16,21 @@ from combemb.bench.summary import Line, Summary
 from combemb.system.files import write_atomically
 
 OURS, CLASSES = "#c1121f", colormaps["tab10"]
-OTHERS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf", "#aec7e8",
-          "#ffbb78", "#98df8a", "#c5b0d5")
+OTHERS = (
+    "#1f77b4",
+    "#ff7f0e",
+    "#2ca02c",
+    "#9467bd",
+    "#8c564b",
+    "#e377c2",
+    "#7f7f7f",
+    "#bcbd22",
+    "#17becf",
+    "#aec7e8",
+    "#ffbb78",
+    "#98df8a",
+    "#c5b0d5",
+)
 MARKS = ("o", "s", "^", "v", "D", "P", "X", "<", ">", "p", "h")
 
 
@@ -27,7 +40,7 @@ def draw(summary: Summary, results: Path, folder: Path) -> Iterator[Path]:
         return
     name, task = summary.table.name, summary.table.task
     drawn: list[tuple[str, Callable[[], Figure | None]]] = []
-    if task == "retrieval" or task == "both":
+    if task in {"retrieval", "both"}:
         drawn.append((name, lambda: against_bits(summary)))
     if task == "discovery":
         drawn.append((name, lambda: bars(summary)))
@@ -102,8 +115,8 @@ def maps(summary: Summary, results: Path) -> Figure | None:
     """Return the t-SNE maps of test items, one panel for each method, in the colours of their classes."""
     rows = {row.title: row for row in summary.table.rows}
     titles = MAPS[summary.table.name]
-    split, seed = summary.table.splits[0], summary.table.seeds[0]
-    cells = [cell_of(summary.table, summary.preset, rows[title], None, split, seed) for title in titles]
+    run = summary.table.splits[0], summary.table.seeds[0]
+    cells = [cell_of(summary.table, summary.preset, rows[title], None, run) for title in titles]
     found = [(read_result(results, cell) or {}).get("map") for cell in cells]
     if not any(found):
         return None
@@ -127,8 +140,8 @@ def maps(summary: Summary, results: Path) -> Figure | None:
 def decision_regions(summary: Summary, results: Path) -> Figure | None:
     """Return the plane with the regions that one, two and three fitted meta-class sets make."""
     (row,) = summary.table.rows
-    split, seed = summary.table.splits[0], summary.table.seeds[0]
-    cells = [cell_of(summary.table, summary.preset, row, bits, split, seed) for bits in summary.table.bits]
+    run = summary.table.splits[0], summary.table.seeds[0]
+    cells = [cell_of(summary.table, summary.preset, row, bits, run) for bits in summary.table.bits]
     found = [(read_result(results, cell) or {}).get("regions") for cell in cells]
     if not any(found):
         return None

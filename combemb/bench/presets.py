@@ -7,9 +7,9 @@ from typing import Any
 from combemb.system.errors import require
 
 CAVEAT = (
-    "The backbone was trained on ImageNet, whose classes overlap these (Tiny-ImageNet is a part of it): a novel class is "
-    "novel to the labels, not to the backbone. The paper has other features, so a difference to its numbers is not one "
-    "of the methods alone."
+    "The backbone was trained on ImageNet, whose classes overlap these (Tiny-ImageNet is a part of it): a novel class "
+    "is novel to the labels, not to the backbone. The paper has other features, so a difference to its numbers is not "
+    "one of the methods alone."
 )
 WEIGHTS = "<file of weights>"  # a setting that `--weights` gives
 Settings = Mapping[str, Any]

@@ -20,8 +20,7 @@ def points() -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_one(places: np.ndarray) -> np.ndarray:
-    """Return places (N, 2) as embeddings (N, 3): methods see unit vectors, of which a third coordinate keeps their lengths.
-    """
+    """Return places (N, 2) as embeddings (N, 3) on a plane above the origin, since methods see unit vectors."""
     return np.concatenate([places, np.full((len(places), 1), HEIGHT)], axis=1).astype(np.float32)
 
 

@@ -18,9 +18,9 @@ from combemb.system.files import write_atomically
 MARKDOWN, HTML, LATEX, FIGURES = "report.md", "report.html", "report.tex", "figures"
 
 INTRODUCTION = (
-    "Mean ± standard deviation over the class splits (retrieval) or the seeds (discovery); in brackets how many of them "
-    "were run, if not all. Below it the published number, and ours minus the published one. Bold: the best of the "
-    "methods. Rows in italics are not in the publication."
+    "Mean ± standard deviation over the class splits (retrieval) or the seeds (discovery); in brackets how many of "
+    "them were run, if not all. Below it the published number, and ours minus the published one. Bold: the best of "
+    "the methods. Rows in italics are not in the publication."
 )
 
 

@@ -57,7 +57,10 @@ def _commit() -> str | None:
     """Return the commit of the sources, with a plus if they have changed since; None if they are no checkout."""
     folder = Path(__file__).resolve().parent
     try:
-        for command in (("ls-files", "--error-unmatch", __file__), ("describe", "--always", "--dirty=+", "--exclude=*")):
+        for command in (
+            ("ls-files", "--error-unmatch", __file__),
+            ("describe", "--always", "--dirty=+", "--exclude=*"),
+        ):
             said = subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from combemb.learning.codes import CodeMethod
 from combemb.learning.head import HeadMethod
 from combemb.learning.method import Method
 from combemb.search.codebook import Codebook
-from combemb.search.metrics import Retrieval, code_retrieval, float_retrieval
+from combemb.search.metrics import code_retrieval, float_retrieval
 
 MAX_QUERIES = 1_000  # of seen classes, and of z; the mAP of codes of novel queries has all of them
 METRICS = ("acc_joint", "acc_split", "acc_paper", "nmi", "ari")
@@ -48,36 +47,25 @@ def retrieval(model: Fitted, pile: Pile) -> Scores:
     found: Scores = {}
     for part, on in (("novel", pile.is_novel_test), ("seen", ~pile.is_novel_test)):
         rows = np.flatnonzero(on)
-        if not len(rows):
+        if len(rows) == 0:
             continue
         few = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_QUERIES)).astype(int)]
-        of_z = _against(pile, part, few, known, partial(_of_floats, database, z))
+        of_z = float_retrieval(z[few], database, *_targets(pile, part, few))
         found |= {f"{part}_z": of_z.map, f"{part}_chance": of_z.chance}
-        if codebook is None or codes is None:
-            continue
-        queries = rows if part == "novel" else few
-        of_codes = _against(pile, part, queries, known, partial(_of_codes, codebook, codes, z))
-        found |= {f"{part}_codes": of_codes.map, f"{part}_queries": of_codes.n_queries}
-        found[f"{part}_chance"] = of_codes.chance
+        if codebook is not None and codes is not None:
+            asked = rows if part == "novel" else few
+            of_codes = code_retrieval(codebook, z[asked], codes, *_targets(pile, part, asked))
+            found |= {f"{part}_codes": of_codes.map, f"{part}_queries": of_codes.n_queries}
+            found[f"{part}_chance"] = of_codes.chance
     return found
 
 
-def _of_codes(codebook: Codebook, codes: Tensor, z: Tensor, queries: np.ndarray, targets: Any, there: Any) -> Retrieval:
-    return code_retrieval(codebook, z[queries], codes, targets, there)
-
-
-def _of_floats(database: Tensor, z: Tensor, queries: np.ndarray, targets: Any, there: Any) -> Retrieval:
-    return float_retrieval(z[queries], database, targets, there)
-
-
-def _against(pile: Pile, part: str, queries: np.ndarray, known: np.ndarray, measured: Any) -> Retrieval:
-    """Measure queries against the database; several labels count as far as they are of this part."""
-    wanted, there = pile.test_targets[queries], pile.targets[known]
-    if pile.is_multi:
-        columns = pile.novel if part == "novel" else slice(None)
-        wanted, there = wanted[:, columns], there[:, columns]
-    result: Retrieval = measured(queries, wanted, there)
-    return result
+def _targets(pile: Pile, part: str, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the targets of queries and of the database; of several, only novel ones count for novel queries."""
+    targets = pile.test_targets[queries], pile.targets[pile.is_known]
+    if pile.is_multi and part == "novel":
+        return targets[0][:, pile.novel], targets[1][:, pile.novel]
+    return targets
 
 
 def discovery(model: Fitted, pile: Pile, seed: int) -> Scores:

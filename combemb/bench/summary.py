@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from combemb.bench.cells import Cell, cell_of, cells_of
+from combemb.bench.cells import cell_of, cells_of
 from combemb.bench.presets import Preset
 from combemb.bench.results import is_stale, read_result
 from combemb.bench.tables import FEATURES, Column, Order, Row, Table
@@ -113,48 +113,47 @@ class Summary:
 
 def summary_of(table: Table, preset: Preset, results: Path) -> Summary:
     """Return what the results say about a table."""
-    wanted = cells_of(table, preset)
-    records = {cell: record for cell in wanted if (record := read_result(results, cell)) is not None}
-    runs = sorted({(cell.split, cell.seed) for cell in wanted})
-    lines = []
-    for row in table.all_rows:
-        parts = [
-            tuple(_value(table, preset, row, column, number, runs, records) for number, column in enumerate(columns))
-            for columns in (table.columns, table.extras)
-        ]
-        lines.append(Line(row, parts[0], parts[1]))
+    stored = Stored(table, preset, results)
+    lines = [
+        Line(row, *(tuple(stored.value(row, column) for column in own) for own in (table.columns, table.extras)))
+        for row in table.all_rows
+    ]
     lines = _with_best(lines, len(table.rows))
+    records = stored.records.values()
     return Summary(
-        *(table, preset, tuple(lines), tuple(_remarks(table, lines)), _chance(records)),
-        tuple(sorted({_about(record) for record in records.values() if "data" in record})),
-        tuple(sorted({str(record.get("commit")) for record in records.values()})),
+        *(table, preset, tuple(lines), tuple(_remarks(table, lines)), _chance(list(records))),
+        tuple(sorted({_about(record) for record in records if "data" in record})),
+        tuple(sorted({str(record.get("commit")) for record in records})),
     )
 
 
-def _value(
-    table: Table,
-    preset: Preset,
-    row: Row,
-    column: Column,
-    number: int,
-    runs: list[tuple[str, int]],
-    records: dict[Cell, dict[str, Any]],
-) -> Value:
-    bits = table.bits[0] if column.bits is None else column.bits
-    cells = [cell_of(table, preset, row, bits, split, seed) for split, seed in runs]
-    found = [records[cell] for cell in cells if cell in records]
-    name = column.score.replace("_codes", "_z") if row.method == FEATURES else column.score
-    scores = [record["scores"].get(name) for record in found if "scores" in record]
-    is_main = column in table.columns
-    if scores and all(score is None for score in scores):  # such as codes of a method that has none
-        return Value((), 0)
-    return Value(
-        tuple(score for score in scores if score is not None),
-        len(cells),
-        tuple(dict.fromkeys(record["failure"] for record in found if "failure" in record)),
-        any(map(is_stale, found)),
-        row.published[number] if is_main and number < len(row.published) else None,
-    )
+class Stored:
+    """The records of a table."""
+
+    def __init__(self, table: Table, preset: Preset, results: Path):
+        self.table, self.preset = table, preset
+        cells = cells_of(table, preset)
+        self.runs = sorted({(cell.split, cell.seed) for cell in cells})
+        found = {cell: read_result(results, cell) for cell in cells}
+        self.records = {cell: record for cell, record in found.items() if record is not None}
+
+    def value(self, row: Row, column: Column) -> Value:
+        """Return the scores of a row in a column; float features are ranked by themselves where others have codes."""
+        bits = self.table.bits[0] if column.bits is None else column.bits
+        cells = [cell_of(self.table, self.preset, row, bits, run) for run in self.runs]
+        found = [self.records[cell] for cell in cells if cell in self.records]
+        name = column.score.replace("_codes", "_z") if row.method == FEATURES else column.score
+        scores = [record["scores"].get(name) for record in found if "scores" in record]
+        if scores and all(score is None for score in scores):  # such as codes of a method that has none
+            return Value((), 0)
+        numbers = dict(zip(self.table.columns, row.published, strict=False))
+        return Value(
+            tuple(score for score in scores if score is not None),
+            len(cells),
+            tuple(dict.fromkeys(record["failure"] for record in found if "failure" in record)),
+            any(map(is_stale, found)),
+            numbers.get(column),
+        )
 
 
 def _with_best(lines: list[Line], n_own: int) -> list[Line]:
@@ -235,8 +234,8 @@ def _lead(table: Table, ours: Line, others: list[Line]) -> str:
     return f"{ours.row.title} against the best other method: {'; '.join(parts)}" if parts else ""
 
 
-def _chance(records: dict[Cell, dict[str, Any]]) -> float | None:
-    found = [r["scores"]["novel_chance"] for r in records.values() if "novel_chance" in r.get("scores", {})]
+def _chance(records: list[dict[str, Any]]) -> float | None:
+    found = [r["scores"]["novel_chance"] for r in records if "novel_chance" in r.get("scores", {})]
     return statistics.mean(found) if found else None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from combemb.cli.bench import Jobs, Retry, tell, told
-from combemb.cli.console import notes_shown, out, running, say
+from combemb.cli.console import notes_shown, running, say
 from combemb.cli.options import Data, LabelFile, Quiet, parse_settings
 
 if TYPE_CHECKING:
@@ -106,13 +106,11 @@ def of_all(texts: list[str], names: list[str]) -> dict[str, Any]:
 
 
 def show(found: Any) -> None:
-    """Print the table."""
-    from rich.markup import escape
-    from rich.table import Table as Grid
-
-    columns = found.summary.table.columns
-    grid = Grid("method", *(column.title for column in columns), box=None, pad_edge=False)
-    for line in found.summary.lines:
-        texts = [f"[bold]{value}[/bold]" if value.is_best else escape(str(value)) for value in line.values]
-        grid.add_row(escape(line.row.title), *texts)
-    out.print(grid)
+    """Print the table; its lines may be wider than a terminal."""
+    lines = found.summary.lines
+    rows = [["method", *(column.title for column in found.summary.table.columns)]]
+    rows += [[line.row.title, *(f"{value}{'*' if value.is_best else ' '}" for value in line.values)] for line in lines]
+    widths = [max(map(len, texts)) for texts in zip(*rows, strict=True)]
+    for title, *texts in rows:
+        cells = [text.rjust(width) for text, width in zip(texts, widths[1:], strict=True)]
+        say("  ".join([title.ljust(widths[0]), *cells]).rstrip())
