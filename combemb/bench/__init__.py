@@ -15,8 +15,8 @@ def chosen(names: list[str]) -> list[Table]:
 
     Examples
     --------
-    >>> [table.name for table in chosen(["labels"])]
-    ['labels-30', 'labels-10']
+    >>> [table.name for table in chosen(["half-seen"])]
+    ['half-seen-cifar10', 'half-seen-cifar100']
     """
     found: dict[str, Table] = {}
     for name in names:

@@ -11,8 +11,10 @@ from combemb import methods
 from combemb.bench.presets import Preset
 from combemb.bench.recipes import TUNED
 from combemb.bench.tables import FEATURES, N_NOVEL, Fields, Row, Table
+from combemb.data.splits import SPLITS
 from combemb.learning.deep import DeepMethod
 from combemb.learning.input import ImageSettings
+from combemb.system.errors import require
 
 Run = tuple[str, int]  # split and seed
 
@@ -79,6 +81,8 @@ def cells_of(
         return []
     splits = splits or _among(table.splits, preset.splits)
     seeds = seeds or _among(table.seeds, preset.seeds)
+    unknown = sorted(set(splits) - set(SPLITS))
+    require(not unknown, f"split {unknown[0] if unknown else ''!r} is unknown; choose of {', '.join(SPLITS)}")
     wanted = product(product(splits, seeds), table.all_rows, table.bits)
     return list(dict.fromkeys(cell_of(table, preset, row, bits, run) for run, row, bits in wanted))
 
@@ -94,7 +98,7 @@ def cell_of(table: Table, preset: Preset, row: Row, bits: int | None, run: Run) 
         split=run[0],
         seed=run[1],
         seen_share=table.seen_share,
-        labelled_share=table.labelled_share,
+        labelled_share=row.labelled_share or table.labelled_share,
         per_class=preset.per_class.get(table.dataset, preset.per_class.get("*")),
         per_class_test=preset.per_class_test.get(table.dataset, preset.per_class_test.get("*")),
         stages=tuple((n, tuple(sorted(s.items()))) for n, s in preset.stages) if needs_stages else (),

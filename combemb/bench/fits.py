@@ -120,7 +120,8 @@ def as_features(dataset: Dataset, settings: dict[str, Any]) -> Dataset:
     ):
         loaded = reader.load(read_given(x), n_views, None)
         parts += [loaded.items.x, targets[loaded.rows]]  # type: ignore[attr-defined]
-    return Dataset(dataset.name, *parts, class_names=dataset.class_names)
+    x, targets, test_x, test_targets = parts
+    return Dataset(dataset.name, x, targets, test_x, test_targets, dataset.class_names)
 
 
 def fitted(cell: Cell, pile: Pile, places: Places) -> scores.Fitted:
@@ -133,8 +134,9 @@ def fitted(cell: Cell, pile: Pile, places: Places) -> scores.Fitted:
     cls: Any = methods.get(cell.method)
     make = getattr(cls, cell.constructor) if cell.constructor else cls
     bits = {} if cell.bits is None else {"bits": cell.bits}
-    model: Method = make(**bits, seed=cell.seed, device=places.device, **_started(cell, settings, pile))
-    return model.fit(pile.x, pile.labels, progress=False)
+    model: Any = make(**bits, seed=cell.seed, device=places.device, **_started(cell, settings, pile))
+    found: Method = model.fit(pile.x, pile.labels, progress=False)
+    return found
 
 
 class FrozenBackbone(scores.Plain):
@@ -197,9 +199,8 @@ def _measured(cell: Cell, library: Library) -> dict[str, Any]:
 
 def _of_regions(cell: Cell, places: Places) -> dict[str, Any]:
     x, targets = regions.points()
-    model: Any = methods.get(cell.method)(
-        bits=cell.bits, seed=cell.seed, **{**resolved(cell, places, None), **regions.FIT}
-    )
+    cls: Any = methods.get(cell.method)
+    model = cls(bits=cell.bits, seed=cell.seed, **{**resolved(cell, places, None), **regions.FIT})
     model.fit(regions.with_one(x), targets, progress=False)
     found = regions.regions(model)
     data = {"name": cell.dataset, "fingerprint": "", "n_train": len(x), "n_test": 0}

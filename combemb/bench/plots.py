@@ -1,6 +1,7 @@
 """Plots of a table: mAP against bits, bars of ACC, t-SNE maps, and decision regions. They show what was measured."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def draw(summary: Summary, results: Path, folder: Path) -> Iterator[Path]:
         figure = make()
         if figure is not None:
             path = folder / f"{summary.preset.name}-{title}.png"
-            write_atomically(path, lambda temporary, figure=figure: figure.savefig(temporary, dpi=110, format="png"))
+            write_atomically(path, partial(figure.savefig, dpi=110, format="png"))
             yield path
 
 
@@ -66,12 +67,12 @@ def against_bits(summary: Summary) -> Figure | None:
     figure = Figure(figsize=(7.6, 4.4), layout="constrained")
     axes = figure.subplots()
     for place, line in enumerate(shown):
-        means = [np.nan if line.values[n].mean is None else line.values[n].mean for n in on]
-        spread = [np.nan if line.values[n].deviation is None else line.values[n].deviation for n in on]
+        means = numbers([line.values[n].mean for n in on])
+        spread = numbers([line.values[n].deviation for n in on])
         style = _style(line, place)
         axes.errorbar(range(len(on)), means, yerr=spread, capsize=3, label=line.row.title, **style)
-        published = [line.values[n].published for n in on]
-        if line.row.is_ours and None not in published:
+        published = numbers([line.values[n].published for n in on])
+        if line.row.is_ours and np.isfinite(published).all():
             label = f"{line.row.title}, published"
             axes.plot(range(len(on)), published, "--", color=style["color"], linewidth=1.2, alpha=0.7, label=label)
     if summary.chance is not None:
@@ -94,8 +95,8 @@ def bars(summary: Summary) -> Figure | None:
     axes, width = figure.subplots(), 0.8 / len(shown)
     for place, line in enumerate(shown):
         at = np.arange(len(on)) + (place - (len(shown) - 1) / 2) * width
-        means = [line.values[n].mean for n in on]
-        spread = [np.nan if line.values[n].deviation is None else line.values[n].deviation for n in on]
+        means = numbers([line.values[n].mean for n in on])
+        spread = numbers([line.values[n].deviation for n in on])
         colour = _style(line, place)["color"]
         axes.bar(at, means, 0.92 * width, yerr=spread, capsize=2, color=colour, label=line.row.title)
         for x, number in zip(at, on, strict=True):
@@ -168,6 +169,11 @@ def decision_regions(summary: Summary, results: Path) -> Figure | None:
         *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9, frameon=False
     )
     return figure
+
+
+def numbers(values: list[float | None]) -> np.ndarray:
+    """Return numbers as matplotlib takes them, NaN for None."""
+    return np.array([np.nan if value is None else value for value in values])
 
 
 def _tints() -> Any:

@@ -176,7 +176,7 @@ def _remarks(table: Table, lines: list[Line]) -> list[str]:
     remarks = [text for order in table.orders if (text := _of_order(table, order, by_title))]
     own = [line for line in lines[: len(table.rows)] if line.row.is_ours]
     others = [line for line in lines[: len(table.rows)] if line.row.method != FEATURES and not line.row.is_ours]
-    remarks += [text for line in own if (text := _lead(table, line, others))]
+    remarks += [text for line in own if len(own) == 1 and (text := _lead(table, line, others))]
     remarks += [text for line in own if table.more_bits_help and (text := _by_bits(table, line))]
     for line in lines:
         for failure in dict.fromkeys(f for value in line.values for f in value.failures):
@@ -186,7 +186,8 @@ def _remarks(table: Table, lines: list[Line]) -> list[str]:
 
 def _of_order(table: Table, order: Order, lines: dict[str, Line]) -> str:
     """Say in which columns a published order holds; nothing if it cannot be seen yet."""
-    holds, fails = [], []
+    holds: list[str] = []
+    fails: list[str] = []
     columns = list(enumerate(table.columns))
     for number, column in columns[-1:] if order.last_column_only else columns:
         means = [lines[title].values[number].mean for title in order.rows]
@@ -198,7 +199,8 @@ def _of_order(table: Table, order: Order, lines: dict[str, Line]) -> str:
 
 
 def _by_bits(table: Table, line: Line) -> str:
-    holds, fails = [], []
+    holds: list[str] = []
+    fails: list[str] = []
     for (_, low), (column, high) in pairwise(zip(table.columns, line.values, strict=True)):
         if low.mean is not None and high.mean is not None:
             (holds if high.mean >= low.mean else fails).append(column.title)
@@ -215,7 +217,9 @@ def _verdict(text: str, holds: list[str], fails: list[str]) -> str:
 
 def _lead(table: Table, ours: Line, others: list[Line]) -> str:
     """Say in which columns ours is first, and whether by more than the deviation of either."""
-    clear, first, behind = [], [], []
+    clear: list[str] = []
+    first: list[str] = []
+    behind: list[str] = []
     for number, column in enumerate(table.columns):
         mean = ours.values[number].mean
         rivals = [line.values[number] for line in others if line.values[number].mean is not None]

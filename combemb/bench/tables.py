@@ -47,6 +47,7 @@ class Row:
     is_ours: bool = False
     group: str = ""
     constructor: str = ""  # a class method that makes the method, if not its class itself
+    labelled_share: float | None = None  # None: that of the table
 
 
 @dataclass(frozen=True)
