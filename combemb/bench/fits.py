@@ -175,8 +175,8 @@ def record_of(cell: Cell, library: Library) -> dict[str, Any]:
         where = f"{Path(place.filename).name}:{place.lineno}"
         found = {"failure": f"{type(error).__name__}: {error}", "failed_at": where}
     seconds = time.monotonic() - began
-    done: dict[str, Any] = scores.plain({**record, **found, "seconds": seconds, "peak_memory_mb": _peak()})
-    return done
+    settings = {"settings": found.pop("settings")} if "settings" in found else {}
+    return {**record, **settings, **scores.plain({**found, "seconds": seconds, "peak_memory_mb": _peak()})}
 
 
 def _measured(cell: Cell, library: Library) -> dict[str, Any]:

@@ -3,13 +3,16 @@
 import json
 import platform
 import subprocess
+from dataclasses import fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from combemb import methods
 from combemb.bench.cells import Cell
+from combemb.bench.tables import FEATURES
 from combemb.system.files import write_atomically
 from combemb.system.version import __version__
 
@@ -36,9 +39,17 @@ def write_result(folder: Path, cell: Cell, record: dict[str, Any]) -> Path:
     return path
 
 
-def is_stale(record: dict[str, Any]) -> bool:
-    """Return whether another version of this package wrote a record."""
-    return (record.get("format"), record.get("version")) != (RESULT_FORMAT, __version__)
+def is_stale(record: dict[str, Any], cell: Cell) -> bool:
+    """Return whether another version of this package wrote a record, or one whose method had other defaults."""
+    if (record.get("format"), record.get("version")) != (RESULT_FORMAT, __version__):
+        return True
+    if cell.method == FEATURES or cell.constructor or cell.task == "regions":  # these set more than the cell says
+        return False
+    chosen = {*dict(cell.settings), "bits", "seed", "device", "backbone_weights"}
+    defaults = {field.name: field.default for field in fields(cast(Any, methods.get(cell.method)))}
+    stored = record.get("settings", {})
+    now = json.loads(json.dumps({name: defaults.get(name) for name in stored}))
+    return any(now[name] != value for name, value in stored.items() if name not in chosen)
 
 
 @cache

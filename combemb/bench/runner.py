@@ -1,12 +1,12 @@
 """Runs the cells that have no result yet; a run that is killed loses the cells in progress at most."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
+from statistics import mean
 from typing import Any
 
 from combemb.bench.cells import Cell
@@ -73,7 +73,7 @@ def run(
     cells = list(dict.fromkeys(cells))
     todo = [cell for cell in cells if _is_wanted(cell, places, retry)]
     outcome = Outcome(n_before=len(cells) - len(todo))
-    began, n_all = time.monotonic(), len(todo)
+    clock = Clock(todo, jobs)
     with ExitStack() as stack:
         lanes = [stack.enter_context(Lane(places)) for _ in range(jobs)] if jobs > 1 else []
         for group in _grouped(todo):
@@ -82,12 +82,37 @@ def run(
                 for cell, record in done:
                     outcome.n_done += 1
                     outcome.n_failed += "failure" in record
-                    per_cell = (time.monotonic() - began) / outcome.n_done
-                    tell(Done(cell, record, outcome.n_done, n_all, per_cell * (n_all - outcome.n_done)))
+                    clock.stop(cell, record)
+                    tell(Done(cell, record, outcome.n_done, outcome.n_done + len(clock.left), clock.seconds_left))
             except MissingData as error:
                 outcome.missing[str(error)] = outcome.missing.get(str(error), 0) + len(group)
-                n_all -= len(group)
+                clock.drop(group)
     return outcome
+
+
+class Clock:
+    """A guess of the time left: of each method the mean of what its cells took so far."""
+
+    def __init__(self, cells: list[Cell], jobs: int):
+        self.left, self.jobs = dict.fromkeys(cells), jobs
+        self.taken: dict[str, list[float]] = {}
+
+    def stop(self, cell: Cell, record: dict[str, Any]) -> None:
+        """Count a finished cell."""
+        self.left.pop(cell)
+        self.taken.setdefault(cell.method, []).append(record.get("seconds", 0.0))
+
+    def drop(self, cells: list[Cell]) -> None:
+        """Leave out cells that cannot run."""
+        for cell in cells:
+            self.left.pop(cell, None)
+
+    @property
+    def seconds_left(self) -> float:
+        """The guess; a method that has not run yet counts like the mean of the others."""
+        of_method = {method: mean(seconds) for method, seconds in self.taken.items()}
+        other = mean(of_method.values())
+        return sum(of_method.get(cell.method, other) for cell in self.left) / self.jobs
 
 
 def _is_wanted(cell: Cell, places: Places, retry: bool) -> bool:

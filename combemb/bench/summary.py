@@ -27,7 +27,7 @@ class Value:
     failures : tuple of str
         Messages of fits that failed.
     is_stale : bool
-        Whether another version wrote one of the results.
+        Whether another version, or one with other defaults, wrote one of the results.
     published : float, optional
     is_best : bool
         Whether no other method of the table has a larger mean.
@@ -151,7 +151,7 @@ class Stored:
             tuple(score for score in scores if score is not None),
             len(cells),
             tuple(dict.fromkeys(record["failure"] for record in found if "failure" in record)),
-            any(map(is_stale, found)),
+            any(is_stale(self.records[cell], cell) for cell in cells if cell in self.records),
             numbers.get(column),
         )
 

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table as Grid
 
-from combemb.cli.console import err, notes_shown, out, running, say
+from combemb.cli.console import err, notes_shown, running, say
 from combemb.cli.guarded import guarded
 from combemb.cli.options import Quiet
 from combemb.cli.several import Several
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from combemb.bench.cells import Cell
     from combemb.bench.fits import Places
@@ -45,15 +44,16 @@ def list_tables(folder: Out = Path("bench")) -> None:
     from combemb.bench.results import read_result
 
     with running():
-        grid = Grid("table", "of the paper", "data", "title", *PRESETS, box=None, pad_edge=False)
+        rows = [("table", "of the paper", *PRESETS, "title")]
         for table in TABLES.values():
             counts = []
             for preset in PRESETS.values():
                 cells = cells_of(table, preset)
                 n_done = sum(read_result(folder / RESULTS, cell) is not None for cell in cells)
                 counts.append(f"{n_done}/{len(cells)}" if cells else "-")
-            grid.add_row(*map(escape, (table.name, table.source, table.dataset, table.title, *counts)))
-        out.print(grid)
+            rows.append((table.name, table.source, *counts, table.title))
+        say_aligned(rows, n_right=len(PRESETS))
+        say("")
         for name, preset in PRESETS.items():
             say(f"preset {name}: {preset.about}")
 
@@ -154,6 +154,21 @@ def told(outcome: Outcome) -> None:
     say(f"{outcome.n_done} cells were run{failed}{before}")
     for reason, n in outcome.missing.items():
         err.print(escape(f"{n} cells were not run: {reason}"), soft_wrap=True)
+
+
+def say_aligned(rows: Sequence[Sequence[str]], n_left: int = 2, n_right: int | None = None) -> None:
+    """Print rows in columns; lines may be wider than a terminal.
+
+    Those after the first n_left are numbers, n_right of them or all.
+    """
+    widths = [max(map(len, texts)) for texts in zip(*rows, strict=True)]
+    last = len(widths) if n_right is None else n_left + n_right
+    for row in rows:
+        places = [
+            text.rjust(width) if n_left <= column < last else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        say("  ".join(places).rstrip())
 
 
 def duration(seconds: float) -> str:

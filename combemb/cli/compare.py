@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from combemb.cli.bench import Jobs, Retry, tell, told
+from combemb.cli.bench import Jobs, Retry, say_aligned, tell, told
 from combemb.cli.console import notes_shown, running, say
 from combemb.cli.options import Data, LabelFile, Quiet, parse_settings
 
@@ -110,7 +110,4 @@ def show(found: Any) -> None:
     lines = found.summary.lines
     rows = [["method", *(column.title for column in found.summary.table.columns)]]
     rows += [[line.row.title, *(f"{value}{'*' if value.is_best else ' '}" for value in line.values)] for line in lines]
-    widths = [max(map(len, texts)) for texts in zip(*rows, strict=True)]
-    for title, *texts in rows:
-        cells = [text.rjust(width) for text, width in zip(texts, widths[1:], strict=True)]
-        say("  ".join([title.ljust(widths[0]), *cells]).rstrip())
+    say_aligned(rows, n_left=1)

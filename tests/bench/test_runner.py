@@ -16,7 +16,7 @@ from combemb.bench.cells import cell_of, cells_of
 from combemb.bench.fits import Places
 from combemb.bench.presets import PRESETS
 from combemb.bench.results import is_stale, read_result, write_result
-from combemb.bench.runner import run
+from combemb.bench.runner import Clock, run
 from combemb.bench.tables import Row
 from combemb.system.version import __version__
 
@@ -68,8 +68,9 @@ def test_a_record_holds_what_is_needed_to_repeat_it(tmp_path: Path):
     scores = record["scores"]
     assert {"novel_codes", "novel_z", "seen_codes", "seen_z"} <= scores.keys()
     assert scores["novel_chance"] == pytest.approx(0.1)
-    assert not is_stale(record)
-    assert is_stale({**record, "version": "0.0.1"})
+    assert not is_stale(record, cell("combemb"))
+    assert is_stale({**record, "version": "0.0.1"}, cell("combemb"))
+    assert is_stale({**record, "settings": {**record["settings"], "similarity_weight": 5.0}}, cell("combemb"))
 
 
 def test_a_failure_is_recorded_and_runs_again_only_when_asked_to(tmp_path: Path):
@@ -139,3 +140,13 @@ def test_a_damaged_result_counts_as_missing(tmp_path: Path):
     assert read_result(tmp_path, cell("itq")) == {"cell": {}, "scores": {}}
     path.write_text(path.read_text()[:-4])
     assert read_result(tmp_path, cell("itq")) is None
+
+
+def test_the_time_left_follows_what_each_method_took():
+    cells = [cell("itq"), cell("itq", 24), cell("combemb"), cell("combemb", 24), cell("gpq")]
+    clock = Clock(cells, 2)
+    clock.stop(cells[0], {"seconds": 1.0})
+    clock.stop(cells[2], {"seconds": 9.0})
+    assert clock.seconds_left == (1 + 9 + 5) / 2  # one cell each, and that of a method nobody has seen yet
+    clock.drop(cells[4:])
+    assert clock.seconds_left == (1 + 9) / 2
