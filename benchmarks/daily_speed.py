@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from images import first_of_each
 from PIL import Image
 
+from combemb.bench.protocol import first_of_each
 from combemb.data import datasets
 from combemb.data.images import Images
 

@@ -7,8 +7,10 @@ import typer
 from typer.core import TyperGroup
 
 from combemb.cli import (
+    bench,
     cache,
     classes,
+    compare,
     demo,
     discover,
     doctor,
@@ -26,6 +28,7 @@ from combemb.cli import (
     settings,
 )
 from combemb.cli.guarded import guarded
+from combemb.cli.several import Several
 from combemb.system.version import __version__
 
 
@@ -52,6 +55,8 @@ data_verbs = (
 )
 for verb in (*data_verbs, methods.methods, settings.settings, demo.demo, cache.cache, doctor.doctor):
     app.command()(guarded(verb))
+app.command(cls=Several)(guarded(compare.compare))
+app.add_typer(bench.bench, name="bench")
 
 
 def show_version(is_asked: bool) -> None:
