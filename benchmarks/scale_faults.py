@@ -122,26 +122,35 @@ def actor_dies(sharded: ShardedIndex, single: CodeIndex, queries: np.ndarray, rn
     return f"{n} exact answers, {len(answers) - n} that named the missing shards; back after {seconds:.1f} s"
 
 
+def actors_die(folder: Path, x: np.ndarray, times: int, rng: random.Random) -> None:
+    model = methods.load(folder / "run")
+    single = CodeIndex(model.codebook)
+    single.add(model.encode(x))
+    queries = model.embed(x[:500]).numpy()
+    with ShardedIndex(str(folder / "index"), n_actors=2) as sharded:
+        for number in range(times):
+            told = actor_dies(sharded, single, queries, rng)
+            print(f"  actor {number}: {told}, load {os.getloadavg()[0]:.1f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--only", nargs="+", choices=["actor", "node", "driver"], default=["actor", "node", "driver"])
     given = parser.parse_args()
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as temporary, two_nodes() as cluster:
         folder = Path(temporary)
         x = make(folder)
+        if "actor" in given.only:
+            actors_die(folder, x, given.times, rng)
         for name, fault in (("node", node_dies), ("driver", driver_dies)):
-            for number in range(given.times):
+            for number in range(given.times if name in given.only else 0):
                 print(f"  {name} {number}: {fault(folder, cluster, rng)}, load {os.getloadavg()[0]:.1f}", flush=True)
-        model = methods.load(folder / "run")
-        single = CodeIndex(model.codebook)
-        single.add(model.encode(x))
-        queries = model.embed(x[:500]).numpy()
-        with ShardedIndex(str(folder / "index"), n_actors=2) as sharded:
-            for number in range(given.times):
-                told = actor_dies(sharded, single, queries, rng)
-                print(f"  actor {number}: {told}, load {os.getloadavg()[0]:.1f}", flush=True)
-    print(f"{given.times} faults of each kind: every file has the same bytes, every answer was exact or said so")
+    kinds = ", ".join(given.only)
+    print(
+        f"{given.times} faults of each kind ({kinds}): every file has the same bytes, every answer was exact or said so"
+    )
 
 
 if __name__ == "__main__":
