@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from images import first_of_each
 from PIL import Image
 
+from combemb.bench.protocol import first_of_each
 from combemb.data import datasets
 from combemb.data.images import Images
 
@@ -33,7 +33,7 @@ PARTS = {  # the functions of each part; those inside another one are not counte
         "read and embed": ["combemb.learning.method:Method.read", "combemb.learning.method:Method.embed"],
         "discover": ["combemb.learning.method:Method.discover"],
         "tables": ["combemb.collection.discovered:write_tables"],
-        "map": ["combemb.explorer.discovery_map:map_of"],
+        "map": ["combemb.explorer.discovery_map:map_of_all"],
         "picture of the map": ["combemb.explorer.discovery_map:write_map_png"],
         "page": ["combemb.explorer.discovery_page:write_discovery_page"],
     },

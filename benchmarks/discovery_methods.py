@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from images import RESULTS
 from methods import RATE, Between
-from piles import SIZES, Pile, features_of, pile_of, plain, read, version
+from piles import RESULTS, SIZES, Pile, features_of, pile_of, plain, read, version
 
 from combemb import methods
 from combemb.data.labels import read_labels

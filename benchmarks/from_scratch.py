@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 from discovery_methods import compared
-from images import RESULTS, first_of_each, rows_of
-from piles import plain, read, version
+from piles import RESULTS, plain, read, version
 
 from combemb import methods
+from combemb.bench.protocol import first_of_each, rows_of
 from combemb.data import datasets, open_set_split
 from combemb.data.datasets import Dataset
 from combemb.data.given import read_given

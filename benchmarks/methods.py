@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from images import RESULTS
-from piles import SIZES, Features, Pile, features_of, floats, pile_of, plain, read, retrieval, version
+from piles import RESULTS, SIZES, Features, Pile, features_of, floats, pile_of, plain, read, retrieval, version
 
 from combemb import methods
 from combemb.learning.codes import CodeMethod

@@ -21,10 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from images import RESULTS
 from methods import best_settings, code_methods
 from methods import measure as measure_codes
-from piles import Pile, features_of, floats, pile_of, plain, principal, read, retrieval, version
+from piles import RESULTS, Pile, features_of, floats, pile_of, plain, principal, read, retrieval, version
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 

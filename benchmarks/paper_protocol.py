@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from images import RESULTS, first_of_each, rows_of
 from methods import fitted
-from piles import PER_CLASS, Features, pile_of, plain, read, retrieval, unit, version
+from piles import PER_CLASS, RESULTS, Features, pile_of, plain, read, retrieval, unit, version
 from sklearn.decomposition import PCA
 
 from combemb import methods
+from combemb.bench.protocol import first_of_each, rows_of
 from combemb.data import datasets
 from combemb.data.augmentation import Views
 from combemb.data.given import read_given

@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from images import RESULTS, first_of_each, rows_of
 from pile_report import line, markdown, report
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from combemb import CombEmb
+from combemb.bench.protocol import first_of_each, rows_of
 from combemb.cli.options import parse_settings
 from combemb.data import datasets, open_set_split
 from combemb.data.given import read_given
@@ -40,6 +40,7 @@ from combemb.discovery.kmeans import kmeans
 from combemb.discovery.metrics import agreement, novelty_auroc
 from combemb.search.metrics import code_retrieval, float_retrieval
 
+RESULTS = Path(__file__).parent / "results"
 BITS = 48
 KINDS = ("balanced", "uneven", "ten", "two_labels", "no_novel")
 PARTS = ("retrieval", "discovery", "others")

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from images import RESULTS, first_of_each, rows_of
 from matplotlib.figure import Figure
-from piles import plain, read, version
+from piles import RESULTS, plain, read, version
 
 from combemb import backbones, methods
+from combemb.bench.protocol import first_of_each, rows_of
 from combemb.data import datasets, open_set_split
 from combemb.data.augmentation import Augmentation, Views
 from combemb.data.image_items import ImageItems

@@ -1,7 +1,7 @@
-"""The largest difference between the results of a run of `images.py` or `discovery.py` and the committed ones.
+"""The largest difference between new results of a benchmark and the committed ones.
 
-python benchmarks/images.py digits --bits 24 48 --results new.jsonl
-python benchmarks/same_results.py new.jsonl benchmarks/results/images.jsonl
+python benchmarks/piles.py digits --results new.jsonl
+python benchmarks/same_results.py new.jsonl benchmarks/results/piles.jsonl
 """
 
 import json

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from images import RESULTS
 from methods import code_methods
-from piles import plain, read, version
+from piles import RESULTS, plain, read, version
 
 from combemb import CombEmb
 from combemb.data import open_set_split

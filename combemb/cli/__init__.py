@@ -7,8 +7,10 @@ import typer
 from typer.core import TyperGroup
 
 from combemb.cli import (
+    bench,
     cache,
     classes,
+    compare,
     demo,
     discover,
     doctor,
@@ -22,9 +24,11 @@ from combemb.cli import (
     relocate,
     run,
     search,
+    serve,
     settings,
 )
 from combemb.cli.guarded import guarded
+from combemb.cli.several import Several
 from combemb.system.version import __version__
 
 
@@ -47,10 +51,12 @@ app = typer.Typer(
 )
 data_verbs = (
     *(run.run, pretrain.pretrain, fit.fit, embed.embed, embed.encode, index.index, search.search),
-    *(discover.discover, classes.classes, predict.predict, export.export, relocate.relocate),
+    *(discover.discover, classes.classes, serve.serve, predict.predict, export.export, relocate.relocate),
 )
 for verb in (*data_verbs, methods.methods, settings.settings, demo.demo, cache.cache, doctor.doctor):
     app.command()(guarded(verb))
+app.command(cls=Several)(guarded(compare.compare))
+app.add_typer(bench.bench, name="bench")
 
 
 def show_version(is_asked: bool) -> None:

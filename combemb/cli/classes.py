@@ -149,15 +149,14 @@ def _print_classes(found: Classes) -> None:
 
 def _print_change(made: Change, before: Classes, after: Classes) -> None:
     """Print what a change did: the number of items, and the class of each group."""
+    from combemb.collection.changes import effects
+
     if made.kind == "undo":
         last = before.changes[-1]
         say(f"undone: {last.kind} {printable(' '.join(last.clusters))}")
         return
-    classes = dict(zip(after.ids, after.names, strict=True))
-    for group in made.groups:
-        target = classes[group[0]] if group else made.to
-        source = "" if made.kind == "move" else f": {printable(' '.join(made.clusters))}"
-        say(f"{_counted(len(group), 'item')}{source} -> {printable(target or 'no class')}")
+    for effect in effects(made, after):
+        say(printable(effect))
 
 
 def _counted(n: int, what: str) -> str:
@@ -166,18 +165,12 @@ def _counted(n: int, what: str) -> str:
 
 def _write_labels(found: Classes, file: Path, overwrite: bool) -> None:
     """Write id and label of every item; the label is empty if it follows from nothing."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from pyarrow import csv
-
-    from combemb.system.files import write_atomically
+    from combemb.collection.exported import label_table, write_exported
 
     check_writable(file, ".csv", ".parquet")
     if file.exists() and not overwrite:
         raise ValueError(f"{file} exists; use --overwrite to replace it")
-    labels = found.labels()
-    table = pa.table({"id": found.table["id"], "label": pa.array(labels, pa.string())})
-    write = pq.write_table if file.suffix.lower() == ".parquet" else csv.write_csv
-    write_atomically(file, lambda path: write(table, path))
-    n = sum(label is not None for label in labels)
-    say(f"{n:,} of {len(labels):,} items are labelled, with {len(set(labels) - {None})} classes; written to {file}")
+    table = label_table(found)
+    write_exported(table, file)
+    n, n_classes = len(table) - table["label"].null_count, len(table["label"].drop_null().unique())
+    say(f"{n:,} of {len(table):,} items are labelled, with {n_classes} classes; written to {file}")

@@ -14,6 +14,8 @@ from combemb.cli.console import notes_shown, out, printable, running, say, tell_
 from combemb.cli.options import Embeddings, Images, LabelFile, Quiet, Run, chosen_data, read_label_file
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from combemb.collection.discovered import DiscoveredItems
     from combemb.discovery.clusters import Clusters
 
@@ -54,7 +56,7 @@ def discover(
     """
     from combemb.collection import discovered, folders
     from combemb.collection.classes import NotApplied, classes_of
-    from combemb.learning.run_folder import MAP, PAGE, TABLE, TEXT, RunFolder
+    from combemb.learning.run_folder import MAP, PAGE, PLACES, TABLE, TEXT, RunFolder
     from combemb.system.files import written_together
 
     with running(quiet):
@@ -67,7 +69,7 @@ def discover(
         RunFolder(run).config()  # raises an error if this is not a run folder
         target = RunFolder(run if folder is None else folder)
         # Old and new clusters must not be mixed, whatever happens.
-        with target.written(), written_together(target.folder, () if page else (PAGE, MAP)):
+        with target.written(), written_together(target.folder, (PLACES, *(() if page else (PAGE, MAP)))):
             with notes_shown():
                 result = discovered.discover_in(
                     run,
@@ -81,8 +83,11 @@ def discover(
                     progress=not quiet,
                 )
             discovered.write_tables(result)
-            if page:
-                write_page(result, run, progress=not quiet)
+            places = write_page(result, run, progress=not quiet) if page else None
+        if places is not None and folder is None:
+            from combemb.explorer.stored_map import store_map
+
+            store_map(run, places, result.z)
         # Elsewhere are other items, most of which nobody has said anything about.
         with notes_shown() if folder is None else warnings.catch_warnings(action="ignore", category=NotApplied):
             classes = classes_of(run, target.folder / TABLE)
@@ -100,18 +105,20 @@ def discover(
             say(f"{len(result.files):,} images {'copied' if copy else 'linked'} into {to_folders}")
 
 
-def write_page(result: DiscoveredItems, run: Path, *, progress: bool) -> None:
-    """Write the page and the map of a discovery, with the classes as people named them."""
-    from combemb.explorer.discovery_map import map_of, write_map_png  # openTSNE and plotly take seconds
+def write_page(result: DiscoveredItems, run: Path, *, progress: bool) -> np.ndarray:
+    """Write the page and the map of a discovery, with the classes as people named them; return the places (N, 2)."""
+    from combemb.explorer.discovery_map import map_of_all, sampled, write_map_png  # openTSNE and plotly take seconds
     from combemb.explorer.discovery_page import write_discovery_page
     from combemb.learning.run_folder import MAP, PAGE
 
     found, kept = result.named
-    places, rows = map_of(result.z[kept], progress=progress)
+    everywhere, rows = map_of_all(result.z, progress=progress), sampled(len(kept))
+    places = everywhere[kept[rows]]
     write_map_png(result.folder / MAP, places, found, rows)
     shown = (found, result.entries.take(kept), places, rows)
     n_rejected, title = len(result.entries) - len(kept), f"Classes in {run}"
     write_discovery_page(result.folder / PAGE, *shown, title=title, n_rejected=n_rejected, progress=progress)
+    return everywhere
 
 
 def _print_summary(found: Clusters, everything: Path) -> None:

@@ -5,8 +5,18 @@ from typing import Annotated
 
 import typer
 
-from combemb.cli.console import running, say, tell_broken
-from combemb.cli.options import Data, Overwrite, Quiet, Run, check_writable
+from combemb.cli.console import notes_shown, running, say, tell_broken
+from combemb.cli.options import (
+    Address,
+    BlockItems,
+    Data,
+    DataOrUrl,
+    Engine,
+    Overwrite,
+    Quiet,
+    Run,
+    check_writable,
+)
 
 OutputFile = Annotated[Path, typer.Option("--out", "-o", help="File to write: .npy, or .parquet with the ids.")]
 COLUMNS = {"embed": "embedding", "encode": "code"}  # names in a Parquet file
@@ -20,12 +30,38 @@ def embed(run: Run, data: Data, file: OutputFile, overwrite: Overwrite = False, 
     _apply("embed", run, data, file, overwrite=overwrite, quiet=quiet)
 
 
-def encode(run: Run, data: Data, file: OutputFile, overwrite: Overwrite = False, quiet: Quiet = False) -> None:
+def encode(
+    run: Run,
+    data: DataOrUrl,
+    out: Annotated[
+        str,
+        typer.Option("--out", "-o", help="File to write: .npy, or .parquet with the ids; a folder with --engine."),
+    ],
+    engine: Engine = None,
+    address: Address = None,
+    block_items: BlockItems = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
     """Map items to codes: M small integers per item, 12 to 72 bits in total.
 
-    Example: `combemb encode runs/photos new-photos/ --out new-codes.parquet`
+    With `--engine`, blocks of codes are written into a folder as soon as they are done, and the same command continues
+    a run that was stopped. Codes do not depend on the engine.
+
+    Example: `combemb encode runs/photos new-photos/ --out new-codes.parquet`, or
+    `combemb encode runs/photos s3://bucket/photos --out s3://bucket/codes --engine ray`
     """
-    _apply("encode", run, data, file, overwrite=overwrite, quiet=quiet)
+    if engine is None:
+        with running(quiet):
+            if address is not None or block_items is not None:
+                raise ValueError("--address and --block-items need --engine")
+        _apply("encode", run, Path(data), Path(out), overwrite=overwrite, quiet=quiet)
+        return
+    from combemb.cli.sharded import encode_blocks
+
+    with running(quiet, "stopped; the same command continues"), notes_shown():
+        options = {"engine": engine, "address": address, "block_items": block_items}
+        encode_blocks(run, data, out, **options, overwrite=overwrite, progress=not quiet)
 
 
 def _apply(verb: str, run: Path, data: Path, file: Path, *, overwrite: bool, quiet: bool) -> None:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
 
 from combemb.cli.console import notes_shown, running, say, tell_broken
-from combemb.cli.options import Embeddings, Images, LabelFile, Overwrite, Quiet, Run, chosen_data, read_label_file
+from combemb.cli.options import (
+    EMBEDDINGS,
+    IMAGES,
+    Address,
+    BlockItems,
+    Engine,
+    LabelFile,
+    Overwrite,
+    Quiet,
+    Run,
+    Shards,
+    chosen_data,
+    read_label_file,
+)
 
 if TYPE_CHECKING:
     from combemb.collection.indexed import Collection
@@ -18,8 +31,8 @@ if TYPE_CHECKING:
 
 def index(
     run: Run,
-    images: Images = None,
-    embeddings: Embeddings = None,
+    images: Annotated[str | None, IMAGES] = None,
+    embeddings: Annotated[str | None, EMBEDDINGS] = None,
     labels: LabelFile = None,
     add: Annotated[
         bool, typer.Option("--add", help="Add to the existing index; items that are in it already are skipped.")
@@ -29,6 +42,13 @@ def index(
         typer.Option(
             metavar="ID", help="Remove an entry by its id, or those in a text file, an id per line. Repeatable."
         ),
+    ] = None,
+    engine: Engine = None,
+    shards: Shards = None,
+    address: Address = None,
+    block_items: BlockItems = None,
+    shard_items: Annotated[
+        int | None, typer.Option(min=1, help="Items in a shard, with --engine; by default 5,000,000.")
     ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -40,13 +60,30 @@ def index(
 
     The id of an image is its path. An image that has changed keeps its old code until it is removed and added again.
 
+    With `--engine`, items are encoded in blocks and indexed in shards, for `combemb search --engine ray`. Every block
+    is kept, and the same command continues a run that was stopped. Files do not depend on the engine.
+
     Example: `combemb index runs/photos`, and later `combemb index runs/photos --images new-photos/ --add`
     """
+    if engine is not None:
+        from combemb.cli.sharded import index_shards
+
+        with running(quiet, "stopped; the same command continues"), notes_shown():
+            if images is not None and embeddings is not None:
+                raise ValueError("--images and --embeddings are mutually exclusive; choose one")
+            if labels is not None or add or remove:
+                raise ValueError("--engine makes a new index with the labels in the data; leave the other options out")
+            options: dict[str, Any] = {} if shard_items is None else {"shard_items": shard_items}
+            options |= {"engine": engine, "address": address, "block_items": block_items, "overwrite": overwrite}
+            index_shards(run, images or embeddings, shards, **options, progress=not quiet)
+        return
     from combemb.collection.indexed import Collection
     from combemb.learning.run_folder import ENTRIES, INDEX, RunFolder
 
     with running(quiet, "stopped; the index is unchanged"), notes_shown():
-        data = chosen_data(images, embeddings)
+        if any(option is not None for option in (shards, address, block_items, shard_items)):
+            raise ValueError("--shards, --address, --block-items and --shard-items need --engine")
+        data = chosen_data(*(None if path is None else Path(path) for path in (images, embeddings)))
         if (add + overwrite + bool(remove)) > 1:
             raise ValueError("--add, --remove and --overwrite are mutually exclusive; choose one")
         if add and data is None:

@@ -8,20 +8,18 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-Data = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DATA",
-        help="Images: a folder with one sub-folder per class, or a manifest (.csv or .parquet with path, label). "
-        "Or embeddings: .npy, .npz (x, labels, ids) or .parquet (embedding, label, id).",
-    ),
-]
+DATA = typer.Argument(
+    metavar="DATA",
+    help="Images: a folder with one sub-folder per class, or a manifest (.csv or .parquet with path, label). "
+    "Or embeddings: .npy, .npz (x, labels, ids) or .parquet (embedding, label, id).",
+)
+Data = Annotated[Path, DATA]
+DataOrUrl = Annotated[str, DATA]  # a Path would make one slash of the two in s3://
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a fitted run.")]
-Images = Annotated[
-    Path | None,
-    typer.Option(help="Images to use instead of the fitted data: a folder, a manifest, or .npy (N, H, W, 3)."),
-]
-Embeddings = Annotated[Path | None, typer.Option(help="Embeddings to use instead: .npy, .npz or .parquet.")]
+IMAGES = typer.Option(help="Images to use instead of the fitted data: a folder, a manifest, or .npy (N, H, W, 3).")
+EMBEDDINGS = typer.Option(help="Embeddings to use instead: .npy, .npz or .parquet.")
+Images = Annotated[Path | None, IMAGES]
+Embeddings = Annotated[Path | None, EMBEDDINGS]
 LabelFile = Annotated[
     Path | None,
     typer.Option(
@@ -36,6 +34,27 @@ Seed = Annotated[int | None, typer.Option(help="Seed of all random numbers.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Another setting; `combemb settings` lists them. Repeatable."),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="local|ray",
+        help="Work in blocks that are kept, in this process or on a Ray cluster; paths may be URLs of fsspec.",
+    ),
+]
+BlockItems = Annotated[
+    int | None,
+    typer.Option(min=1, help="Items in a block, with --engine; by default 2,048 images or 32,768 embeddings."),
+]
+Shards = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Folder of the sharded index, with --engine; by default in the run folder."),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Ray cluster to use, such as 10.0.0.1:6379 or auto; by default RAY_ADDRESS, or this machine alone."
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors and unreadable images.")]

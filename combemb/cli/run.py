@@ -28,6 +28,7 @@ from combemb.cli.options import (
 )
 from combemb.cli.outcome import as_json as outcome
 from combemb.cli.outcome import command, lines_of_run
+from combemb.cli.serve import PORT, Open, Port, serve_run
 
 if TYPE_CHECKING:
     from combemb.collection.discovered import DiscoveredItems
@@ -55,6 +56,9 @@ def run(
         bool, typer.Option("--update", help="If data or settings have changed, replace the run by a new one.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: what was done and found.")] = False,
+    serves: Annotated[bool, typer.Option("--serve", help="Then serve the page; see `combemb serve`.")] = False,
+    port: Port = PORT,
+    open_page: Open = False,
     quiet: Quiet = False,
 ) -> None:
     """Fit, index, discover and write the page in one go: `fit`, `index` and `discover` with their defaults.
@@ -64,7 +68,10 @@ def run(
     there now. The features of images are extracted again only if the set of images has changed, and the names that you
     gave with `combemb classes` are kept.
 
-    Example: `combemb run photos/ --out runs/photos`
+    With `--serve`, the page of the run is served when all is done: to look at what was found, name it and fit
+    again.
+
+    Example: `combemb run photos/ --out runs/photos --serve --open`
     """
     from combemb.collection.discovered import require_one_label
     from combemb.data.given import read_given
@@ -82,6 +89,9 @@ def run(
             if changes and not update:
                 raise ValueError(_what_to_do(changes, folder))
             done = steps.run(is_changed=bool(changes))
+        if serves:
+            serve_run(folder, port=port, opens=open_page)
+            return
         if as_json:
             typer.echo(json.dumps(outcome(folder, done), indent=2))
             return
@@ -175,22 +185,25 @@ class Steps:
 
     def _discover(self) -> None:
         from combemb.collection.discovered import discover_in, write_tables
-        from combemb.learning.run_folder import MAP, PAGE
+        from combemb.learning.run_folder import MAP, PAGE, PLACES
         from combemb.system.files import written_together
 
         # An old page would show other clusters than the tables list.
-        with self.stored.written(), written_together(self.folder, (PAGE, MAP)):
+        with self.stored.written(), written_together(self.folder, (PAGE, MAP, PLACES)):
             self.result = discover_in(self.folder, labels=self.labels, progress=self.progress)
             write_tables(self.result)
 
     def _page(self) -> None:
         from combemb.collection.discovered import stored_discovery
+        from combemb.explorer.stored_map import store_map
         from combemb.system.files import written_together
 
         if self.result is None:  # a call that was stopped has discovered it
             self.result = stored_discovery(self.folder, labels=self.labels, progress=self.progress)
-        with self.stored.written(), written_together(self.folder):
-            write_page(self.result, self.folder, progress=self.progress)
+        with self.stored.written():
+            with written_together(self.folder):
+                places = write_page(self.result, self.folder, progress=self.progress)
+            store_map(self.folder, places, self.result.z)
 
 
 def _what_to_do(changes: list[str], folder: Path) -> str:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from combemb.cli.console import out, printable, running, say, tell_broken
-from combemb.cli.options import Quiet, Run, check_writable
+from combemb.cli.options import Address, Quiet, Run, Shards, check_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +34,11 @@ def search(
     html: Annotated[
         Path | None, typer.Option(help="Write a page with the images of the queries and hits; an old one is replaced.")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="ray", help="Search the shards of `combemb index --engine` by a Ray cluster.")
+    ] = None,
+    shards: Shards = None,
+    address: Address = None,
     quiet: Quiet = False,
 ) -> None:
     """Find the entries of the index that are nearest to a query.
@@ -50,18 +55,27 @@ def search(
     """
     from combemb.collection.index_files import index_command
     from combemb.collection.indexed import Collection
+    from combemb.system.errors import require
 
     with running(quiet):
         if html:
             check_writable(html, ".html", ".htm")
-        collection = Collection.open(run)
-        results = collection.search(query, k, progress=not quiet)
-        tell_broken(collection.broken, "the search")
+        require(engine in {None, "ray"}, f"--engine {engine}: a search without it is local; use ray, or leave it out")
+        if engine == "ray":
+            from combemb.cli.sharded import search_shards
+
+            results, searched = search_shards(run, query, k, shards, address, progress=not quiet)
+        else:
+            if shards is not None or address is not None:
+                raise ValueError("--shards and --address need --engine ray")
+            collection = Collection.open(run)
+            results = collection.search(query, k, progress=not quiet)
+            tell_broken(collection.broken, "the search")
+            searched = f"{len(collection):,} entries with codes of {collection.model.codebook.bits} bits."
         if html:  # before printing, because a reader such as `head` may close the pipe
             from combemb.explorer.contact_sheet import write_contact_sheet
 
-            bits = collection.model.codebook.bits
-            about = f"{len(collection):,} entries with codes of {bits} bits. A larger score is nearer."
+            about = f"{searched} A larger score is nearer."
             write_contact_sheet(html, results, f"Search in {run}", about, progress=not quiet)
         if as_json:
             typer.echo(json.dumps([asdict(found) for found in results], indent=2))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,38 @@ def undo(classes: Classes) -> Change:
     """Return the change that takes back the last one that stands."""
     require(len(classes.changes) > 0, "there is no change to undo")
     return Change("undo", classes.changes[-1].clusters)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a change did to a group of items; target is the class that they are in now, None for rejected items."""
+
+    n: int
+    source: str
+    target: str | None
+
+    def __str__(self) -> str:
+        source = f": {self.source}" if self.source else ""
+        return f"{self.n:,} item{'' if self.n == 1 else 's'}{source} -> {self.target or 'no class'}"
+
+
+def effects(made: Change, after: Classes) -> list[Effect]:
+    """Return what a change did to each of its groups of items.
+
+    Parameters
+    ----------
+    made : Change
+    after : Classes
+        What the classes are with it.
+
+    Returns
+    -------
+    list of Effect
+        Empty for an undo.
+    """
+    classes = dict(zip(after.ids, after.names, strict=True))
+    source = "" if made.kind == "move" else " ".join(made.clusters)
+    return [Effect(len(group), source, classes.get(group[0]) if group else made.to) for group in made.groups]
 
 
 def store(run: str | Path, change: Change) -> Classes:

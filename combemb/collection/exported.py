@@ -1,11 +1,13 @@
-"""The index of a run folder in the formats of other tools."""
+"""What a run folder holds for other tools: the index in their formats, and the labels that people gave."""
 
 from pathlib import Path
 from typing import Literal, get_args
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import csv
 
+from combemb.collection.classes import Classes
 from combemb.collection.indexed import Collection
 from combemb.search.exchange import to_faiss, to_lance, to_parquet
 from combemb.system.errors import require
@@ -51,6 +53,24 @@ def export(collection: Collection, path: str | Path, to: ExportFormat) -> list[P
     else:
         (to_parquet if to == "parquet" else to_lance)(index, path, entries.select(["path", "label"]))
     return [path]
+
+
+def label_table(classes: Classes) -> pa.Table:
+    """Return id and label of every item, as `combemb fit --labels` takes them; the label is null if nothing says it."""
+    return pa.table({"id": classes.table["id"], "label": pa.array(classes.labels(), pa.string())})
+
+
+def manifest_table(classes: Classes) -> pa.Table:
+    """Return path and label of every item, the manifest that `combemb fit` takes; a ValueError without image files."""
+    is_file = classes.table["path"].to_pylist() == classes.table["id"].to_pylist()
+    require(is_file, "these items are not image files; export their labels instead")
+    return pa.table({"path": classes.table["path"], "label": pa.array(classes.labels(), pa.string())})
+
+
+def write_exported(table: pa.Table, path: Path) -> None:
+    """Write a table as Parquet or as CSV, by the suffix of the file."""
+    write = pq.write_table if path.suffix.lower() == ".parquet" else csv.write_csv
+    write_atomically(path, lambda temporary: write(table, temporary))
 
 
 def table_of_numbers(path: Path) -> Path:

@@ -5,7 +5,7 @@ import re
 import shutil
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,22 @@ def write_folders(
         None shows it on a terminal only.
     """
     check_empty(folder)
+    with Display("copying" if copy else "linking", len(files), "images", progress) as display:
+        for file, (of_class, name) in zip(files, places_in_folders(files, classes), strict=True):
+            (folder / of_class).mkdir(parents=True, exist_ok=True)
+            _place(file, folder / of_class / name, copy)
+            display.advance(1)
+
+
+def places_in_folders(files: list[Path], classes: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yield the name of a folder and of a file in it for each image; a number is appended to equal names.
+
+    files, classes are those of `write_folders`.
+    """
     folders, free = _FreeNames(), defaultdict[str, _FreeNames](_FreeNames)
     names = {name: folders.take(_safe(str(name))) for name in sorted(set(classes), key=str)}
-    with Display("copying" if copy else "linking", len(files), "images", progress) as display:
-        for file, name in zip(files, classes, strict=True):
-            place = folder / names[name]
-            place.mkdir(parents=True, exist_ok=True)
-            _place(file, place / free[names[name]].take(file.stem, file.suffix), copy)
-            display.advance(1)
+    for file, name in zip(files, classes, strict=True):
+        yield names[name], free[names[name]].take(file.stem, file.suffix)
 
 
 def _place(image: Path, target: Path, copy: bool) -> None:

@@ -28,6 +28,7 @@ from combemb.learning.codes import CodeMethod, require_codes
 from combemb.learning.method import Method
 from combemb.learning.run_folder import CLASSES, ENTRIES, TABLE, RunFolder
 from combemb.search.index import CodeIndex
+from combemb.system.arrays import Array
 from combemb.system.errors import UnknownData, require
 
 
@@ -206,8 +207,7 @@ class Collection:
             One per query that can be read.
         """
         data, asked = self._load(*listed(read_given(queries)), progress)
-        found = self._index.search(self.model.embed(data, progress=progress), k)
-        rows = np.asarray(found.ids)  # (Q, k)
+        rows, scores = self.nearest(self.model.embed(data, progress=progress), k)
         nearest = self.entries.take(rows.ravel()).to_pylist()
         missing = {
             path for path in {entry["path"] for entry in nearest} if path is not None and not Path(path).exists()
@@ -215,9 +215,29 @@ class Collection:
         names = self._names()
         hits = iter(
             Hit(**entry, score=score, is_missing=entry["path"] in missing, name=names.get(entry["id"]))
-            for entry, score in zip(nearest, np.concatenate(found.scores).tolist(), strict=True)
+            for entry, score in zip(nearest, scores.ravel().tolist(), strict=True)
         )
         return [SearchResult(Entry(**query), list(islice(hits, rows.shape[1]))) for query in asked.to_pylist()]
+
+    def nearest(self, z: Array, k: int = 20, *, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nearest entries of embeddings, as `search` does of items.
+
+        Parameters
+        ----------
+        z : array of shape (Q, D)
+            Embeddings of the model.
+        k : int
+            Number of entries per query; all if there are fewer.
+        among : bool array of shape (N,), optional
+            Search these entries only.
+
+        Returns
+        -------
+        rows, scores : arrays of shape (Q, k)
+            Rows of `entries`, the nearest first, and their scores.
+        """
+        found = self._index.search(z, k, among=among)
+        return np.asarray(found.ids), np.asarray(found.scores)
 
     def to_index(self, *, numbered: bool = False) -> CodeIndex:
         """Return an index of its own with the codes of all entries, by their ids or numbered by their rows."""

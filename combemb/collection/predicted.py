@@ -1,7 +1,6 @@
 """The classes of new items: known ones, found ones with the names that people gave them, or neither."""
 
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +11,10 @@ from combemb.collection.folders import check_folders
 from combemb.collection.named import class_probabilities
 from combemb.data.entries import listed
 from combemb.data.given import Loaded, read_given
+from combemb.discovery.result import Discovery
 from combemb.learning.method import Method
 from combemb.learning.run_folder import RunFolder
+from combemb.system.arrays import Array
 from combemb.system.errors import require
 
 Kind = Literal["known", "found", "neither"]
@@ -91,7 +92,11 @@ def predict_in(
     data = model.read(given, progress=progress)
     if data.broken and data.rows is not None:
         given, entries = given.take(data.rows), entries.take(data.rows)
-    placed = _by_head(model, data) if classes is None else _by_clusters(model, classes, data, progress)
+    if classes is None:
+        placed = _by_head(model, data)
+    else:
+        z = model.embed(data, progress=progress)
+        placed = classes_of_embedded(model.discovery_, classes, z, data.discovery_features)
     items = [
         Prediction(entry["id"], entry["path"], *what) for entry, what in zip(entries.to_pylist(), placed, strict=True)
     ]
@@ -99,24 +104,39 @@ def predict_in(
     return Predictions(items, files, data.broken)
 
 
-def _by_head(model: Method, data: Loaded) -> Iterator[tuple[str, Kind, float | None]]:
-    """Yield the class of each item by the method's own head, and whether it is a known one."""
-    known = set(model.classes_.tolist())
-    for name in model.predict(data):  # by its head
-        yield str(name), "known" if name in known else "found", None
+def classes_of_embedded(
+    found: Discovery, classes: Classes, z: Array, features: Array | None = None
+) -> list[tuple[str, Kind, float | None]]:
+    """Put embedded items into classes as `predict_in` does.
 
+    Parameters
+    ----------
+    found, classes : Discovery, Classes
+        What was discovered, and what people made of it.
+    z, features : arrays of shape (n, D) and (n, F)
+        As for `Discovery.predict`.
 
-def _by_clusters(
-    model: Method, classes: Classes, data: Loaded, progress: bool | None
-) -> Iterator[tuple[str, Kind, float | None]]:
-    """Yield the class of each item by the clusters that were found, its kind and its probability."""
-    found, z, features = model.discovery_, model.embed(data, progress=progress), data.discovery_features
+    Returns
+    -------
+    list of tuples
+        Name, kind and confidence of each item, as in `Prediction`.
+    """
     is_near = found.predict(z, features) != found.neither
     probabilities = class_probabilities(found, classes, found.probabilities(z, features))
+    placed: list[tuple[str, Kind, float | None]] = []
     for near, k, probability in zip(is_near, *probabilities.assign(), strict=True):
         name = probabilities.names[k] if near else None
-        kind: Kind = "neither" if name is None else "known" if name in classes.seen else "found"
-        yield name or found.neither, kind, None if name is None else float(probability)
+        if name is None:
+            placed.append((found.neither, "neither", None))
+        else:
+            placed.append((name, "known" if name in classes.seen else "found", float(probability)))
+    return placed
+
+
+def _by_head(model: Method, data: Loaded) -> list[tuple[str, Kind, float | None]]:
+    """Return the class of each item by the method's own head, and whether it is a known one."""
+    known = set(model.classes_.tolist())
+    return [(str(name), "known" if name in known else "found", None) for name in model.predict(data)]  # by its head
 
 
 def _model_and_classes(run: str | Path, by: By) -> tuple[Method, Classes | None]:

@@ -40,7 +40,7 @@ def parts_of(
     require(n > 1, f"into {n} parts; give 2 or more")
     require(len(rows) >= n, f"{cluster!r} has {len(rows)} unlabelled items, too few for {n} parts")
     model = methods.load(run)
-    given, entries = listed(_items(classes, rows, model, run))
+    given, entries = listed(items_of(classes, rows, model, run))
     data = model.read(given, progress=progress)
     ids = np.array(entries["id"].to_pylist(), dtype=object)
     ids = ids if data.rows is None else ids[data.rows]
@@ -50,8 +50,21 @@ def parts_of(
     return [part for k in order[1:] if (part := ids[assignment == k].tolist())]
 
 
-def _items(classes: Classes, rows: np.ndarray, model: Method, run: str | Path) -> Given:
-    """Return the items of these rows: image files by their paths, others from the data of the fit."""
+def items_of(classes: Classes, rows: np.ndarray, model: Method, run: str | Path) -> Given:
+    """Return the items of these rows of a discovery: image files by their paths, others from the data of the fit.
+
+    Parameters
+    ----------
+    classes : Classes
+    rows : int array of shape (n,)
+    model : Method
+        The model of the run.
+    run : path
+
+    Returns
+    -------
+    Given
+    """
     ids, paths = classes.ids[rows].tolist(), classes.table["path"].take(rows).to_pylist()
     if ids == paths:
         return read_given(paths)

@@ -191,21 +191,26 @@ def _dense_blocks(file: pq.ParquetFile) -> Iterator[np.ndarray]:
     """Yield the `embedding` column as blocks (n, F) or (n, V, F) of a few rows each."""
     row_shape = None
     for batch in file.iter_batches(PARQUET_ROWS, columns=["embedding"]):
-        values = batch.column(0)
-        shape = [len(values)]
-        while isinstance(values.type, LISTS):
-            require(values.null_count == 0, "`embedding` holds nulls")
-            fixed = pa.types.is_fixed_size_list(values.type)
-            lengths = [values.type.list_size] if fixed else np.unique(values.value_lengths())
-            require(len(lengths) == 1, "`embedding` is ragged: its rows differ in length")
-            shape.append(int(lengths[0]))
-            values = values.flatten()
-        is_real = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
-        require(is_real and len(shape) > 1, f"`embedding` has type {batch.column(0).type}")
+        block = dense(batch.column(0))
+        row_shape = row_shape or block.shape[1:]
+        require(block.shape[1:] == row_shape, "`embedding` is ragged: its rows differ in length")
+        yield block
+
+
+def dense(column: pa.Array) -> np.ndarray:
+    """Return an `embedding` column of lists of numbers as an array (n, F) or (n, V, F)."""
+    values, shape = column, [len(column)]
+    while isinstance(values.type, LISTS):
         require(values.null_count == 0, "`embedding` holds nulls")
-        row_shape = row_shape or shape[1:]
-        require(shape[1:] == row_shape, "`embedding` is ragged: its rows differ in length")
-        yield values.to_numpy(zero_copy_only=False).reshape(shape)
+        fixed = pa.types.is_fixed_size_list(values.type)
+        lengths = [values.type.list_size] if fixed else np.unique(values.value_lengths())
+        require(len(lengths) == 1, "`embedding` is ragged: its rows differ in length")
+        shape.append(int(lengths[0]))
+        values = values.flatten()
+    is_real = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
+    require(is_real and len(shape) > 1, f"`embedding` has type {column.type}")
+    require(values.null_count == 0, "`embedding` holds nulls")
+    return np.asarray(values.to_numpy(zero_copy_only=False).reshape(shape))
 
 
 def _plain_column(file: pq.ParquetFile, name: str, allow_null: bool = True) -> np.ndarray:

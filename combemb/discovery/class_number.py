@@ -74,16 +74,16 @@ class Pile:
         return kmeans_of_codes(codes, self.codebook, n_clusters, labels, **more).assignment
 
 
-def counted_rows(labels: Ints, seed: int) -> Ints:
-    """Return the rows of the items that are counted: all, or some drawn at random and a few labelled ones per class."""
-    if len(labels) <= MAX_COUNTED_ITEMS:
+def counted_rows(labels: Ints, seed: int, n_items: int = MAX_COUNTED_ITEMS) -> Ints:
+    """Return rows of a sample: all, or `n_items` drawn at random and a few labelled ones per class; ascending."""
+    if len(labels) <= n_items:
         return np.arange(len(labels))
     order = np.random.default_rng(seed).permutation(len(labels))
     labels = labels[order]
     by_class = np.argsort(labels, kind="stable")
     place = np.arange(len(labels)) - np.searchsorted(labels[by_class], labels[by_class])  # 0, 1, ... in each class
     is_kept = (place < MIN_LABELLED_PER_CLASS) & (labels[by_class] >= 0)
-    return np.union1d(order[:MAX_COUNTED_ITEMS], order[by_class[is_kept]])
+    return np.union1d(order[:n_items], order[by_class[is_kept]])
 
 
 def check_count_by(count_by: str, codebook: Codebook | None) -> None:

@@ -1,6 +1,5 @@
 """The map of a discovery: similar items are near each other, in the colours of their clusters."""
 
-import colorsys
 import json
 import warnings
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ import plotly.graph_objects as go
 import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
@@ -21,6 +19,7 @@ from sklearn.decomposition import PCA
 
 from combemb.data.embeddings import as_array, check_finite
 from combemb.discovery.clusters import Clusters
+from combemb.explorer.colours import colours
 from combemb.explorer.pages import TEMPLATES
 from combemb.system.arrays import Array
 from combemb.system.files import write_atomically
@@ -30,11 +29,11 @@ from combemb.system.progress import Display
 MAX_ITEMS = 20_000  # of more, a sample is on the map
 MAX_PCA_ITEMS = 12  # so few have too few neighbours for t-SNE
 N_COMPONENTS = 50  # principal components, in which neighbours are searched
+N_NEIGHBOURS, BLOCK_ROWS = 10, 10_000  # of an item that is not in the sample; and items placed at a time
 STEPS = (250, 500)  # with and without exaggeration
 STEPS_PER_UPDATE = 10  # of the progress display
 MIN_GRID_ITEMS = 4_000  # from here on forces are computed faster on a grid than by a tree
 TREE_THETA, GRID_INTERVAL = 0.8, 2.0  # twice as fast as openTSNE's own 0.5 and 1, with a loss 2 % larger
-HUE_STEP = 0.618034  # golden section of the colour circle: neighbouring clusters differ
 MAX_NAME_LENGTH = 24  # letters; longer names end in an ellipsis
 LETTER_WIDTH, LINE_HEIGHT = 0.015, 0.05  # of a name on the interactive map, relative to the map's side
 NAME_SHIFTS = [(0, 0), *((x, y) for y in (1.1, -1.1, 2.2, -2.2) for x in (0, 0.5, -0.5)), (1.1, 0), (-1.1, 0)]
@@ -61,19 +60,62 @@ def map_of(z: Array, seed: int = 0, progress: bool | None = None) -> tuple[np.nd
     rows : array of shape (n,)
         Rows of z that are on the map.
     """
-    items = as_array(z)
-    if items.ndim != 2:
-        raise ValueError(f"z has shape {items.shape}; give one embedding per item, (N, D)")
-    rows = np.arange(len(items))
-    if len(items) > MAX_ITEMS:
-        rows = np.sort(np.random.default_rng(seed).choice(len(items), MAX_ITEMS, replace=False))
+    items = _checked(z)
+    rows = sampled(len(items), seed)
     x = np.asarray(items[rows], dtype=np.float32)
     check_finite(x, allow_constant=True)
     with threads_for(len(x)):
-        x = _components(x, seed)
-        is_enough = len(x) > MAX_PCA_ITEMS and x[:, 0].std() > 0
-        places = _fitted(x, seed, progress) if is_enough else x[:, :2]
+        places = _placed(_components(x, seed), np.arange(len(x)), seed, progress)
     return places.astype(np.float32), rows
+
+
+def map_of_all(z: Array, seed: int = 0, progress: bool | None = None) -> np.ndarray:
+    """Place all items on a plane: those of a sample by `map_of`, others at the median of their nearest ones in it.
+
+    Parameters
+    ----------
+    z, seed, progress
+        As for `map_of`, whose map this is if there are 20,000 items or fewer.
+
+    Returns
+    -------
+    float32 array of shape (N, 2)
+    """
+    x = np.asarray(_checked(z), dtype=np.float32)
+    check_finite(x, allow_constant=True)
+    with threads_for(len(x)):
+        return _placed(_components(x, seed), sampled(len(x), seed), seed, progress).astype(np.float32)
+
+
+def _checked(z: Array) -> np.ndarray:
+    items = as_array(z)
+    if items.ndim != 2:
+        raise ValueError(f"z has shape {items.shape}; give one embedding per item, (N, D)")
+    return items
+
+
+def sampled(n: int, seed: int = 0) -> np.ndarray:
+    """Return the rows of n items, or of a sample of 20,000 if there are more."""
+    if n <= MAX_ITEMS:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(seed).choice(n, MAX_ITEMS, replace=False))
+
+
+def _placed(x: np.ndarray, rows: np.ndarray, seed: int, progress: bool | None) -> np.ndarray:
+    """Return places (N, 2) of components (N, d): those of these rows by t-SNE, others near their neighbours."""
+    sample = x[rows]
+    is_enough = len(sample) > MAX_PCA_ITEMS and sample[:, 0].std() > 0
+    if not is_enough:
+        return x[:, :2]
+    drawn = _fitted(sample, seed, progress)
+    places = np.empty((len(x), 2), np.float32)
+    others = np.setdiff1d(np.arange(len(x)), rows)
+    places[rows] = drawn
+    with Display("placing the other items", len(others), "items", progress) as display:
+        for some in np.array_split(others, -(-len(others) // BLOCK_ROWS)) if len(others) else []:
+            places[some] = drawn.prepare_partial(x[some], initialization="median", k=N_NEIGHBOURS)
+            display.advance(len(some))
+    return places
 
 
 def _components(x: np.ndarray, seed: int) -> np.ndarray:
@@ -83,11 +125,11 @@ def _components(x: np.ndarray, seed: int) -> np.ndarray:
     return np.pad(x.astype(np.float64), [(0, 0), (0, max(0, 2 - x.shape[1]))])
 
 
-def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> np.ndarray:
+def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> openTSNE.TSNEEmbedding:
     is_many = len(x) >= MIN_GRID_ITEMS
     start = x[:, :2] / x[:, 0].std() + 0.01 * np.random.default_rng(seed).normal(size=(len(x), 2))
     with Display("drawing the map", sum(STEPS), "steps", progress) as display:
-        embedding = openTSNE.TSNE(
+        return openTSNE.TSNE(
             perplexity=min(30.0, (len(x) - 1) / 3),
             neighbors="exact",  # affordable for so few
             initialization=1e-4 * start,
@@ -101,14 +143,6 @@ def _fitted(x: np.ndarray, seed: int, progress: bool | None) -> np.ndarray:
             n_jobs=torch.get_num_threads() if is_many else 1,  # a step for few is too short to share
             random_state=seed,
         ).fit(x)
-    return np.asarray(embedding)
-
-
-def colours(found: Clusters) -> np.ndarray:
-    """Return a colour for each cluster, (K,) as #rrggbb: muted for seen classes, strong for novel ones."""
-    muted = [(i * HUE_STEP % 1, 0.68, 0.25) for i in range(found.n_seen)]
-    strong = [((0.02 + i * HUE_STEP) % 1, (0.42, 0.55)[i % 2], 0.85) for i in range(found.n_novel)]
-    return np.array([to_hex(colorsys.hls_to_rgb(*parts)) for parts in muted + strong])
 
 
 def by_importance(found: Clusters, assigned: np.ndarray) -> list[int]:

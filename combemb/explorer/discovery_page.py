@@ -10,7 +10,8 @@ from markupsafe import Markup
 
 from combemb.data.entries import Entry
 from combemb.discovery.clusters import Clusters
-from combemb.explorer.discovery_map import by_importance, colours, map_figure
+from combemb.explorer.colours import colours
+from combemb.explorer.discovery_map import by_importance, map_figure
 from combemb.explorer.pages import TEMPLATES, write_page
 from combemb.explorer.thumbnails import Thumbnails
 

@@ -38,10 +38,15 @@ class Thumbnails:
 
 def _jpeg(entry: Entry, side: int) -> str | None:
     try:
-        image = entry.image(at_least=2 * side)
+        return base64.b64encode(small_jpeg(entry, side)).decode("ascii")
     except BrokenImage:
         return None
+
+
+def small_jpeg(entry: Entry, side: int) -> bytes:
+    """Return the picture of an entry as a JPEG of at most `side` pixels; raise BrokenImage if it cannot be read."""
+    image = entry.image(at_least=2 * side)
     image.thumbnail((side, side))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling="4:4:4", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+    return buffer.getvalue()

@@ -29,9 +29,7 @@ def draw_curves(log: list[dict[str, Any]], path: Path, panels: tuple[Panel, ...]
     """Plot a log, one record per epoch, to a PNG file; numbers that no panel names are loss terms."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - would add half a second to the start of every fit
 
-    named = {name for panel in panels for name in panel.names}
-    terms = Panel("loss terms", tuple(name for name in log[-1] if name not in OTHER_LOG_KEYS | named))
-    drawn = (terms, *(panel for panel in panels if any(_has_values(log, name) for name in panel.names)))
+    drawn = panels_of(log, panels)
     use = log[-1].get("code_use")
     widths = [*[3] * len(drawn), *([2] if use else [])]
     figure = Figure(figsize=(max(1.07 * sum(widths) + 0.4, 4.2), 3.8), layout="constrained")
@@ -41,6 +39,13 @@ def draw_curves(log: list[dict[str, Any]], path: Path, panels: tuple[Panel, ...]
     if use:
         _heat(places[-1], use)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=110, format="png"))
+
+
+def panels_of(log: list[dict[str, Any]], panels: tuple[Panel, ...] = ()) -> tuple[Panel, ...]:
+    """Return a panel of the loss terms, and those of the method that have values in a log."""
+    named = {name for panel in panels for name in panel.names}
+    terms = Panel("loss terms", tuple(name for name in log[-1] if name not in OTHER_LOG_KEYS | named))
+    return (terms, *(panel for panel in panels if any(_has_values(log, name) for name in panel.names)))
 
 
 def _has_values(log: list[dict[str, Any]], name: str) -> bool:

@@ -184,7 +184,7 @@ class ImageInput:
             "finetune='all' of a method that trains a network",
         )
         is_last = self.trained == "last" or self.map_stage is not None
-        with limited_threads(max(1, n_cores() // 2)):  # the other cores decode images
+        with limited_threads(min(torch.get_num_threads(), max(1, n_cores() // 2))):  # the other cores decode images
             found = extract(
                 images,
                 self.backbone,

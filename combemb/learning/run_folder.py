@@ -36,13 +36,13 @@ CONFIG = RUN_MARKER
 WEIGHTS, BACKBONE, CHECKPOINT = "weights.safetensors", "backbone.safetensors", "checkpoint.safetensors"
 LOG, DIAGNOSIS, CURVES, BROKEN = "metrics.jsonl", "diagnosis.json", "training.png", "broken.csv"
 DISCOVERY, TABLE, TEXT = "discovery.safetensors", "discovery.parquet", "discovery.csv"
-PAGE, MAP = "discovery.html", "discovery-map.png"
+PAGE, MAP, PLACES = "discovery.html", "discovery-map.png", "discovery-map.safetensors"
 CLASSES = "classes.jsonl"  # what a person said about the discovered classes; not a file of any fit
 SEARCHES = "search.png"  # of the demo
 INDEX, ENTRIES = "index.safetensors", "entries.parquet"
 REPLACED = (
     *(CHECKPOINT, WEIGHTS, BACKBONE, LOG, DIAGNOSIS, CURVES, BROKEN, DISCOVERY, TABLE, TEXT, PAGE, MAP, SEARCHES),
-    *(INDEX, ENTRIES, CONFIG),
+    *(PLACES, INDEX, ENTRIES, CONFIG),
 )
 READ_TOGETHER = (CONFIG, WEIGHTS, DISCOVERY, TABLE, INDEX, ENTRIES)
 NEW = ".new"  # folder inside a run folder for a run that will take its place

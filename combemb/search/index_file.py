@@ -16,10 +16,11 @@ from combemb.search.ids import Ids
 from combemb.search.parts import Part, empty_scan
 from combemb.system.arrays import to_numpy
 from combemb.system.errors import require
-from combemb.system.files import write_atomically
+from combemb.system.files import is_sealed, sealed, unsealed, write_atomically
 
 PRODUCT_FORMAT = 1  # holds the words of a product codebook
 STATE_FORMAT = 2  # holds the state of any other codebook, to compare it with
+ABOUT = "combemb_index"  # key of the description in the head
 STATE = "codebook."  # begins the names of its arrays
 GROUPS = ("firsts", "owners", "starts", "repeats")
 READ_AT_ONCE = 16 * 2**20  # bytes
@@ -44,8 +45,7 @@ def write_index(path: Path, codebook: Codebook, part: Part | None, ids: Ids) -> 
         "crc32": {name: zlib.crc32(array.data) for name, array in arrays.items()},
         "shapes": {name: [array.dtype.str, *array.shape] for name, array in arrays.items()},
     }
-    text = json.dumps(about)
-    metadata = {"combemb_index": text, "crc32": str(zlib.crc32(text.encode()))}
+    metadata = {ABOUT: json.dumps(sealed({"index": about}))}  # one key: safetensors writes several in random order
     n_bytes = sum(array.nbytes for array in arrays.values())
     write_atomically(path, lambda temporary: save_file(arrays, temporary, metadata), n_bytes)
 
@@ -89,9 +89,7 @@ def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         n_header = int.from_bytes(file.read(8), "little")
         require(8 + n_header <= n_bytes, "it is cut short")
         header = json.loads(file.read(n_header))
-        text, crc = header["__metadata__"]["combemb_index"], header["__metadata__"]["crc32"]
-        require(str(zlib.crc32(text.encode())) == crc, "the checksum of its head is wrong")
-        about = json.loads(text)
+        about = _about(header["__metadata__"])
         if about["format"] not in (PRODUCT_FORMAT, STATE_FORMAT):
             raise ValueError(f"it has format {about['format']}, this combemb reads {PRODUCT_FORMAT} and {STATE_FORMAT}")
         arrays = {}
@@ -105,6 +103,15 @@ def _arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             mapped = np.memmap(file, dtype, "r", start, tuple(shape)) if size else np.empty(shape, dtype)
             arrays[name] = np.asarray(mapped)
     return about, arrays
+
+
+def _about(metadata: dict[str, str]) -> dict[str, Any]:
+    """Return the description in a head, once its checksum is verified."""
+    found: dict[str, Any] = json.loads(metadata[ABOUT])
+    is_old = "crc32" in metadata  # the checksum was beside the description, not with it
+    crc = str(zlib.crc32(metadata[ABOUT].encode()))
+    require(metadata["crc32"] == crc if is_old else is_sealed(found), "the checksum of its head is wrong")
+    return found if is_old else dict(unsealed(found)["index"])
 
 
 def _crc32(file: BinaryIO, start: int, size: int) -> int:

@@ -1,5 +1,6 @@
 """Progress of long work: a live line on a terminal, a plain line from time to time elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 Item = TypeVar("Item")
 
-SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_LINES = float(os.environ.get("COMBEMB_PROGRESS_SECONDS", "10"))  # less where a program reads them
 SECONDS_BETWEEN_REFRESHES = 0.2
 
 _part: ContextVar[str] = ContextVar("_part", default="")  # of longer work, before all titles

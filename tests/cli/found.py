@@ -11,7 +11,7 @@ from tests.pictures import IDS, SEEN
 BROKEN = "cat/013.png"
 KEPT = [i for i, name in enumerate(IDS) if name != BROKEN]
 TABLES = {"discovery.safetensors", "discovery.parquet", "discovery.csv"}
-PICTURES = {"discovery-map.png", "discovery.html"}
+PICTURES = {"discovery-map.png", "discovery-map.safetensors", "discovery.html"}
 BLOBS = blobs(4, 2, n_each=20, signs=True)
 NAMES = np.where(BLOBS.labels >= 0, np.array(SEEN)[BLOBS.labels], "")
 N = len(NAMES)

@@ -13,7 +13,8 @@ from scipy.spatial.distance import cdist, pdist
 from threadpoolctl import threadpool_limits
 
 from combemb.explorer import discovery_map
-from combemb.explorer.discovery_map import colours, map_figure, map_of, write_map_png
+from combemb.explorer.colours import colours
+from combemb.explorer.discovery_map import map_figure, map_of, write_map_png
 from combemb.system import progress
 from combemb.system.machine import limited_threads
 from tests.discoveries import found_in

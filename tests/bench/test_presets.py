@@ -1,0 +1,92 @@
+"""Every preset runs at toy size: on images in a published layout, with all methods, in every task."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from combemb import backbones
+from combemb.bench import TABLES
+from combemb.bench.cells import cells_of
+from combemb.bench.fits import Places
+from combemb.bench.presets import PRESETS
+from combemb.bench.results import read_result
+from combemb.bench.runner import run
+from combemb.system.machine import seeded
+from tests.bench.toys import toy, write_cifar10
+
+RETRIEVAL, DISCOVERY = TABLES["retrieval-cifar10"], TABLES["discovery-cifar10"]
+FEW = {"combemb", "gpq", "itq"}  # methods that are tried where the backbone is trained
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_cifar10(folder / "cifar10")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """Random weights of AlexNet, fully connected layers too."""
+    path = tmp_path_factory.mktemp("weights") / "alexnet.safetensors"
+    with seeded(0):
+        network = backbones.build("alexnet")
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, path)
+    return path
+
+
+def scores_of(table, preset, places: Places) -> dict[str, dict]:
+    cells = cells_of(table, preset)
+    outcome = run(cells, places)
+    assert outcome.missing == {}
+    records = [read_result(places.results, cell) for cell in cells]
+    assert [r["failure"] for r in records if "failure" in r] == []
+    return {cell.method: record for cell, record in zip(cells, records, strict=True)}
+
+
+def at_12_bits(methods=None):
+    """The retrieval table with short codes alone, of all methods or of some."""
+    rows = tuple(row for row in RETRIEVAL.rows if methods is None or row.method in methods)
+    return replace(RETRIEVAL, columns=RETRIEVAL.columns[:1], rows=rows)
+
+
+@pytest.mark.parametrize("name", ["cpu", "small", "smoke"])
+def test_frozen_features_serve_all_methods(name: str, data: Path, tmp_path: Path):
+    preset = toy(PRESETS[name])
+    table = at_12_bits() if name == "cpu" else at_12_bits(FEW)
+    found = scores_of(table, preset, Places(tmp_path, data))
+    assert all(0 <= record["scores"]["novel_z"] <= 1 for record in found.values())
+    assert found["itq"]["data"]["n_train"] == 60
+    if name == "cpu":
+        clusters = scores_of(DISCOVERY, preset, Places(tmp_path, data))
+        assert len(clusters) == 8
+        assert all("head_test_acc_joint_all" in clusters[m]["scores"] for m in ("dtc", "orca", "rankstats"))
+        assert {len(record["map"]["places"]) for record in clusters.values()} == {20}
+        assert clusters["orca"]["settings"]["n_novel"] == 3
+
+
+def test_the_alexnet_preset_takes_weights_by_a_path(data: Path, weights: Path, tmp_path: Path):
+    found = scores_of(at_12_bits(FEW), toy(PRESETS["alexnet"]), Places(tmp_path, data, weights))
+    assert found["itq"]["settings"]["backbone"] == "alexnet:conv5"
+    assert found["itq"]["settings"]["backbone_weights"] == weights.name  # no folder of this machine
+
+
+def test_the_paper_preset_fine_tunes_from_weights_and_from_first_stages(data: Path, weights: Path, tmp_path: Path):
+    places, preset = Places(tmp_path, data, weights), toy(PRESETS["paper"])
+    found = scores_of(at_12_bits(FEW), preset, places)
+    assert found["combemb"]["settings"]["finetune"] == "all"
+    assert "finetune" not in found["itq"]["settings"]
+    some = replace(DISCOVERY, rows=tuple(row for row in DISCOVERY.rows if row.method == "combemb"))
+    clusters = scores_of(some, preset, places)
+    assert clusters["combemb"]["settings"]["backbone_weights"].endswith(".safetensors")  # of SimCLR, like the features
+    assert clusters["features"]["scores"].keys() >= {"test_acc_joint_all", "labels_acc_joint_all"}
+
+
+def test_toy_presets_keep_every_setting():
+    for preset in PRESETS.values():
+        small = toy(preset)
+        assert small.all.keys() == preset.all.keys()
+        assert small.deep.keys() >= preset.deep.keys()
+        assert {t: s.keys() for t, s in small.of_task.items()} == {t: s.keys() for t, s in preset.of_task.items()}
