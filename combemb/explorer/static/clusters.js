@@ -3,9 +3,11 @@
 import { classAddress, openedClass } from "./addresses.js";
 import { assignColours, mark } from "./colours.js";
 import { showCluster } from "./cluster.js";
-import { byId, counted, emptyState, make, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { emptyState } from "./empty.js";
 import { listen, state } from "./state.js";
 import { thumbnail } from "./tiles.js";
+import { counted } from "./words.js";
 
 let isShown = false;
 const filter = byId("filter-clusters");

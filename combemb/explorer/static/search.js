@@ -2,9 +2,11 @@
 
 import * as api from "./api.js";
 import { mark } from "./colours.js";
-import { byId, counted, emptyState, make, problem, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { emptyState, problem } from "./empty.js";
 import { clusterNamed, hasPictures, listen, state } from "./state.js";
 import { grid, thumbnail } from "./tiles.js";
+import { counted } from "./words.js";
 
 let query = null; // {row} or {file}
 let kind = "";
