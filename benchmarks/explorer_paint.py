@@ -95,7 +95,7 @@ def main() -> None:
                 seconds.append(painted)
                 n, step = page.evaluate(POINTS), page.evaluate(PANNED)
                 print(
-                    f"  {n:,} items: painted {painted:.2f} s, zoomed {drawn:.2f} s after the start; a step {step:.0f} ms"
+                    f"  {n:,} items: painted {painted:.2f} s, zoomed {drawn:.2f} s after the start; step {step:.0f} ms"
                 )
                 page.context.close()
             browser.close()

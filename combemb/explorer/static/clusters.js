@@ -9,13 +9,18 @@ import { listen, state } from "./state.js";
 import { thumbnail } from "./tiles.js";
 import { counted } from "./words.js";
 
+const WIDE = matchMedia("(min-width: 901px)"); // as in page.css
 let isShown = false;
 const filter = byId("filter-clusters");
 
+/** Show the list and a class: null opens the first one where both have room, "" the rejected items. */
 export function showClusters(name) {
   isShown = true;
+  const [first] = state.clusters.clusters;
+  const opensFirst = name === null && first && WIDE.matches;
+  if (opensFirst) history.replaceState(null, "", classAddress(first.name));
   fill();
-  showCluster(name);
+  showCluster(opensFirst ? first.name : name);
 }
 
 export function hideClusters() {

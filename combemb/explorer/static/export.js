@@ -77,14 +77,15 @@ function folders(text, copy) {
 
 function fitAgain() {
   const usual = state.run.settings.find((setting) => setting.name === "epochs");
-  const epochs = usual && make("input", { type: "number", min: 1, id: "epochs", value: usual.value });
+  const epochs =
+    usual && make("input", { type: "number", min: 1, id: "epochs", value: usual.value, placeholder: "by itself" });
   const form = make(
     "form",
     {
       onsubmit: (event) => {
         event.preventDefault();
         start("fit", {
-          settings: epochs && epochs.valueAsNumber !== usual.value ? { epochs: epochs.valueAsNumber } : {},
+          settings: epochs?.value && epochs.valueAsNumber !== usual.value ? { epochs: epochs.valueAsNumber } : {},
         });
       },
     },
