@@ -123,10 +123,14 @@ def mixed(n_items: int, seen: str, novel: list[str]) -> Callable[[Client, random
     """Return a function that makes a request of a mixed load: mostly looking, sometimes confirming and undoing."""
     turn = threading.Lock()  # a change and its undo belong together
 
-    def change(client: Client, _: random.Random) -> int:
-        with turn:
+    def change(client: Client, rng: random.Random) -> int:
+        if not turn.acquire(blocking=False):  # a connection that waits for long is closed
+            return of_class(client, rng)
+        try:
             done = client("POST", "/api/changes", {"kind": "name", "cluster": seen, "to": seen})[0]
             return max(done, client("POST", "/api/changes", {"kind": "undo"})[0])
+        finally:
+            turn.release()
 
     def of_class(client: Client, rng: random.Random) -> int:
         order = rng.choice(["exemplars", "borderline"])

@@ -18,18 +18,22 @@ from sklearn.datasets import load_digits
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 N_SEEN, PER_CLASS, SIDE = 7, 120, 64
 SIZES = {"wide": (1280, 800), "narrow": (390, 844)}
-VIEWS = {
-    "map": "#map",
-    "clusters": "#clusters",
-    "class": "#clusters/novel-1",
-    "review": "#review",
-    "search": "#search/{row}",
-    "model": "#model",
-    "export": "#export",
+VIEWS = {  # address, and what is there when the view is complete
+    "map": ("#map", "#plot canvas"),
+    "clusters": ("#clusters", ".card img"),
+    "class": ("#clusters/novel-1", ".tile img"),
+    "review": ("#review", ".large img"),
+    "search": ("#search/{row}", "#hits img"),
+    "model": ("#model", ".chart svg"),
+    "export": ("#export", "#export .part"),
 }
 KEPT = ("map-wide-light", "class-wide-dark", "review-narrow-light", "search-narrow-dark")  # pictures for the README
 DOCS = Path(__file__).parents[1] / "docs" / "pictures"
 MAX_BYTES = 200_000
+LOADED = """() => [...document.images].every((image) => {
+  const box = image.getBoundingClientRect();
+  return box.width === 0 || box.top > innerHeight || box.bottom < 0 || (image.complete && image.naturalWidth > 0);
+})"""
 
 
 def write_digits(folder: Path) -> Path:
@@ -49,12 +53,12 @@ def taken(browser: Browser, address: str, out: Path, size: str, scheme: str) -> 
     """Take the pictures of all views."""
     width, height = SIZES[size]
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=1)
-    for name, view in VIEWS.items():
+    for name, (view, complete) in VIEWS.items():
         page.goto(address + view.format(row=_row_of_novel(page, address)))
         if name == "map":
             page.wait_for_function("performance.getEntriesByName('map-drawn').length", timeout=120_000)
-        page.wait_for_load_state("networkidle")
-        page.wait_for_timeout(300)
+        page.locator(complete).first.wait_for()
+        page.wait_for_function(LOADED)
         page.screenshot(path=out / f"{name}-{size}-{scheme}.png")
     page.close()
 
@@ -68,7 +72,9 @@ def keep(out: Path) -> None:
     DOCS.mkdir(exist_ok=True)
     for name in KEPT:
         path = DOCS / f"explorer-{name}.png"
-        Image.open(out / f"{name}.png").convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        Image.open(out / f"{name}.png").convert("RGB").quantize(
+            256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        ).save(path, optimize=True)
         assert path.stat().st_size < MAX_BYTES, f"{path} is too large"
         print(f"{path}: {path.stat().st_size / 1e3:.0f} KB")
 

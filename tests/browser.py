@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from sklearn.datasets import load_digits
 
 from tests.commands import done
@@ -19,6 +19,7 @@ from tests.real_processes import command, ended, started
 SEEN, NOVEL, PER_CLASS = ("zero", "one", "two"), ("three", "four"), 24
 N, N_LABELLED = PER_CLASS * (len(SEEN) + len(NOVEL)), PER_CLASS // 2 * len(SEEN)
 VIEWS = ("map", "clusters", "review", "search", "model", "export")
+SECONDS = 30  # for anything on the page; a busy machine is slow
 MISSING = "no chromium was found; the tests of the page need one: apt-get install chromium"
 
 
@@ -40,9 +41,10 @@ def browser() -> Iterator[Browser]:
 @contextmanager
 def page_in(found: Browser, width: int = 1280, height: int = 800, **options) -> Iterator[Page]:
     """A page; at its end nothing may have gone wrong that a console would show."""
-    context = found.new_context(bypass_csp=True, viewport={"width": width, "height": height}, **options)
+    context = found.new_context(viewport={"width": width, "height": height}, **options)
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(SECONDS * 1000)
+    expect.set_options(timeout=SECONDS * 1000)
     problems: list[str] = []
     page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -75,7 +77,7 @@ def _address(output: Path) -> str:
 
 def drawn(page: Page) -> None:
     """Wait until the map is there."""
-    page.wait_for_function("performance.getEntriesByName('map-drawn').length > 0")
+    page.wait_for_function("performance.getEntriesByName('map-drawn').length > 0", timeout=120_000)
 
 
 def write_digits(folder: Path) -> Path:

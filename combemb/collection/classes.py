@@ -71,7 +71,8 @@ class Classes:
     @property
     def order(self) -> list[str]:
         """Names of all classes: novel ones first, then those with a name, both with the largest first."""
-        sizes = Counter(name for name in self.names if name is not None)
+        sizes = Counter(self.names.tolist())
+        sizes.pop(None, None)
         return sorted(sizes, key=lambda name: (self.has_name(name), -sizes[name], name))
 
     def has_name(self, name: str) -> bool:
@@ -123,9 +124,11 @@ def applied(table: pa.Table, log: Iterable[Change]) -> Classes:
     is_said = np.zeros(len(names), dtype=bool)
     given = {change.to for change in changes if change.to is not None}
     taken = {*names, *given}
+    listed = {name for change in changes for group in (*change.groups, change.beside) for name in group}
     place: dict[str, list[int]] = {}
-    for row, name in enumerate(table["id"].to_pylist()):
-        place.setdefault(name, []).append(row)
+    for row, name in enumerate(table["id"].to_pylist() if listed else []):
+        if name in listed:
+            place.setdefault(name, []).append(row)
     gone: dict[str, None] = {}
     relabelled: dict[str, None] = {}
     without_class = []

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -11,12 +12,12 @@ from playwright.sync_api import Browser, Page, expect
 from combemb.collection import changes
 from combemb.collection.class_log import read_log
 from combemb.collection.classes import classes_of
-from combemb.learning.run_folder import RunFolder
+from combemb.learning.run_folder import PLACES, RunFolder
 from tests.blobs import blobs
 from tests.browser import VIEWS, browser, digits_run, drawn, page_in, served
 from tests.commands import done
 
-LONG = "a_name_without_any_place_to_break_it_" * 3
+LONG = "<img src=x onerror=alert(1)>" + "a_name_without_any_place_to_break_it_" * 3
 NAMED_ROLES = {"button", "link", "textbox", "searchbox", "checkbox", "combobox", "spinbutton", "progressbar", "dialog"}
 OVERFLOWING = """() => [...document.querySelectorAll("main *, header *, dialog[open] *")].filter((one) => {
   const box = one.getBoundingClientRect();
@@ -80,9 +81,10 @@ def without_name(page: Page) -> list[str]:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_fits_and_every_control_has_a_name(chromium: Browser, address: str, width: int):
     with page_in(chromium, width, 844) as page:
-        for view in (*VIEWS, "clusters/novel-1", f"clusters/{LONG}", "search/5"):
+        for view in (*VIEWS, "clusters/novel-1", f"clusters/{quote(LONG)}", "search/5"):
             settled(page, address, view)
             assert without_name(page) == [], view
+            assert page.locator("img[src=x]").count() == 0  # names are text, never markup
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.evaluate("document.querySelector('main').scrollWidth") <= width
             assert page.evaluate(OVERFLOWING) == [], view
@@ -100,7 +102,10 @@ def test_everything_that_is_done_by_mouse_is_done_by_keys(chromium: Browser, add
         assert page.evaluate("document.activeElement.className") == "skip"
         page.keyboard.press("2")
         expect(page.get_by_role("heading", name="Clusters")).to_be_visible()
-        page.keyboard.press("ArrowDown")  # the first class opens
+        expect(page.get_by_role("heading", name="novel-1")).to_be_visible()  # the first class opens
+        page.keyboard.press("ArrowDown")
+        expect(page.get_by_role("heading", name="novel-1")).to_be_hidden()
+        page.keyboard.press("ArrowUp")
         expect(page.get_by_role("heading", name="novel-1")).to_be_visible()
         page.locator(".tile").first.wait_for()
         page.locator("#main").focus()
@@ -212,8 +217,10 @@ def test_embeddings_without_anything_novel(chromium: Browser, tmp_path: Path):
     np.savez(tmp_path / "x.npz", x=pile.x, labels=labels)
     done("fit", tmp_path / "x.npz", "--out", tmp_path / "run", "--method", "itq", "--bits", "4", "--quiet")
     done("discover", tmp_path / "run", "--n-novel", "0", "--quiet")
+    (tmp_path / "run" / PLACES).unlink()  # the server draws the map by itself
     with served(tmp_path / "run") as address, page_in(chromium) as page:
         page.goto(address)
+        expect(page.get_by_role("progressbar", name="Progress of the map")).to_be_visible()
         drawn(page)
         expect(page.get_by_text("Nothing novel was found")).to_be_visible()
         settled(page, address, "clusters/class 0")

@@ -1,9 +1,10 @@
 // A dialog that asks for a class.
 
 import { mark } from "./colours.js";
-import { byId, counted, make, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
 import { state } from "./state.js";
 import { thumbnail } from "./tiles.js";
+import { counted } from "./words.js";
 
 const SHOWN = 60; // classes; the filter finds the others
 

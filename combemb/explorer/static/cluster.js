@@ -6,9 +6,11 @@ import * as changes from "./changes.js";
 import { chooseClass, chooseNumber } from "./chooser.js";
 import { mark } from "./colours.js";
 import { meter } from "./clusters.js";
-import { byId, counted, emptyState, make, problem, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { emptyState, problem } from "./empty.js";
 import { clusterNamed, listen, state } from "./state.js";
 import { append, grid } from "./tiles.js";
+import { counted } from "./words.js";
 
 const FEW = 24; // items of the typical and of the doubtful ones
 const PAGE = 100; // items that are added at a time when all are shown

@@ -3,17 +3,24 @@
 import { classAddress, openedClass } from "./addresses.js";
 import { assignColours, mark } from "./colours.js";
 import { showCluster } from "./cluster.js";
-import { byId, counted, emptyState, make, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { emptyState } from "./empty.js";
 import { listen, state } from "./state.js";
 import { thumbnail } from "./tiles.js";
+import { counted } from "./words.js";
 
+const WIDE = matchMedia("(min-width: 901px)"); // as in page.css
 let isShown = false;
 const filter = byId("filter-clusters");
 
+/** Show the list and a class: null opens the first one where both have room, "" the rejected items. */
 export function showClusters(name) {
   isShown = true;
+  const [first] = state.clusters.clusters;
+  const opensFirst = name === null && first && WIDE.matches;
+  if (opensFirst) history.replaceState(null, "", classAddress(first.name));
   fill();
-  showCluster(name);
+  showCluster(opensFirst ? first.name : name);
 }
 
 export function hideClusters() {

@@ -20,38 +20,19 @@ function filled(element, attributes, children) {
     else if (name === "style") Object.entries(value).forEach(([key, text]) => element.style.setProperty(key, text));
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(
-    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
-  );
+  element.append(...kept(children));
   return element;
 }
 
+/** Conditions that do not hold leave no trace. */
+const kept = (children) =>
+  children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+
 /** Replace what an element shows. */
 export function show(element, ...children) {
-  element.replaceChildren(
-    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
-  );
+  element.replaceChildren(...kept(children));
   return element;
 }
 
 /** The element with an id that index.html has. */
 export const byId = (id) => document.getElementById(id);
-
-/** A number as people write it, and with its noun. */
-export const number = (n) => n.toLocaleString("en");
-export const counted = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`;
-export const percent = (share) => `${Math.round(100 * share)}%`;
-
-/** What a view shows instead of content: what is so, and what helps. */
-export function emptyState(title, text, ...actions) {
-  return make(
-    "div",
-    { class: "empty" },
-    make("h3", {}, title),
-    text && make("p", {}, text),
-    make("div", { class: "actions" }, actions),
-  );
-}
-
-export const problem = (error, again) =>
-  emptyState(error.message, error.todo, again && make("button", { onclick: again }, "Try again"));

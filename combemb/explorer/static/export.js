@@ -1,11 +1,14 @@
 // Export labels, manifests and folders; fit again with what people said.
 
 import * as api from "./api.js";
-import { byId, counted, make, number, percent, problem, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { problem } from "./empty.js";
 import { followJob, jobBox } from "./jobs.js";
+import { loadRun } from "./loading.js";
 import { open } from "./model.js";
 import { complain, say } from "./saved.js";
-import { listen, setClusters, setRun, state } from "./state.js";
+import { listen, state } from "./state.js";
+import { counted, number, percent } from "./words.js";
 
 const followed = new Set(); // ids of the jobs that are asked for
 const boxes = make("div", { class: "jobs whole" });
@@ -74,14 +77,15 @@ function folders(text, copy) {
 
 function fitAgain() {
   const usual = state.run.settings.find((setting) => setting.name === "epochs");
-  const epochs = usual && make("input", { type: "number", min: 1, id: "epochs", value: usual.value });
+  const epochs =
+    usual && make("input", { type: "number", min: 1, id: "epochs", value: usual.value, placeholder: "by itself" });
   const form = make(
     "form",
     {
       onsubmit: (event) => {
         event.preventDefault();
         start("fit", {
-          settings: epochs && epochs.valueAsNumber !== usual.value ? { epochs: epochs.valueAsNumber } : {},
+          settings: epochs?.value && epochs.valueAsNumber !== usual.value ? { epochs: epochs.valueAsNumber } : {},
         });
       },
     },
@@ -156,13 +160,8 @@ async function follow(job) {
   if (end.result?.compared) show(result, comparison(end.result.compared));
   if (wasRunning && end.status === "done") {
     say(`Done: ${end.title}`);
-    if (end.kind !== "fit") await reload();
+    if (end.kind !== "fit") await loadRun();
   }
-}
-
-async function reload() {
-  setRun(await api.run());
-  setClusters(await api.clusters());
 }
 
 /** What changed from one run to the next. */

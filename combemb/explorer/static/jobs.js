@@ -1,8 +1,9 @@
 // Jobs: what takes long runs in another process, and is asked for every second.
 
 import * as api from "./api.js";
-import { make, percent, show } from "./dom.js";
+import { make, show } from "./dom.js";
 import { complain } from "./saved.js";
+import { percent } from "./words.js";
 
 const EVERY = 1000; // milliseconds
 const pause = (time) => new Promise((resolve) => setTimeout(resolve, time));

@@ -2,9 +2,10 @@
 
 import { classAddress } from "./addresses.js";
 import { mark } from "./colours.js";
-import { byId, counted, make, number, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
 import { listen, state } from "./state.js";
 import { thumbnail } from "./tiles.js";
+import { counted, number } from "./words.js";
 
 const SAMPLES = 12; // pictures of a selection
 let marked = null; // name of the class that alone is bright

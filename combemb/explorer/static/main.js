@@ -1,18 +1,20 @@
 // The page: what is loaded first, which view is shown, and what every view has in its head.
 
-import * as api from "./api.js";
 import { opened } from "./addresses.js";
 import { undo } from "./changes.js";
 import { hideClusters, showClusters } from "./clusters.js";
-import { byId, counted, make, number, problem, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { problem } from "./empty.js";
 import { showExport } from "./export.js";
 import "./keys.js";
+import { loadRun, lookAgain } from "./loading.js";
 import { hideMap, showMap } from "./map.js";
 import { showModel } from "./model.js";
 import { hideReview, showReview } from "./review.js";
 import { showSearch } from "./search.js";
-import { listen, select, setClusters, setRun, state } from "./state.js";
+import { listen, select, state } from "./state.js";
 import "./themes.js";
+import { counted, number } from "./words.js";
 
 const NOTHING = () => {};
 const VIEWS = {
@@ -51,8 +53,7 @@ function route() {
 
 async function start() {
   try {
-    setRun(await api.run());
-    if (state.run.discovery === "ready") setClusters(await api.clusters());
+    await loadRun();
     addEventListener("hashchange", route);
     route();
   } catch (error) {
@@ -101,14 +102,6 @@ async function askAgain() {
     await lookAgain().catch(() => {});
   }
   isAsking = false;
-}
-
-async function lookAgain() {
-  if (!state.run) return location.reload();
-  const clusters = await api.clusters();
-  if (clusters.state === state.clusters?.state) return undefined;
-  setRun(await api.run());
-  return setClusters(clusters);
 }
 
 byId("undo").addEventListener("click", undo);

@@ -1,23 +1,29 @@
 // The map: all items on a plane; hovering shows one, a click opens it, the lasso selects many.
 
 import * as api from "./api.js";
+import { opened } from "./addresses.js";
 import { currentAssignment, isLabelled } from "./assignment.js";
 import { assignColours } from "./colours.js";
-import { byId, emptyState, make, problem, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { emptyState, problem } from "./empty.js";
 import { followJob } from "./jobs.js";
 import { showSide } from "./legend.js";
+import { loadRun } from "./loading.js";
 import { CONFIG, layoutOf, middles, rangesOf, rowsOfTraces, tracesOf } from "./plot.js";
+import { preview } from "./preview.js";
 import { hasPictures, listen, select, state } from "./state.js";
 import { thumbnail } from "./tiles.js";
 import { openViewer } from "./viewer.js";
 
 const plot = byId("plot");
 const ZOOM = 1.5;
+const PLOTLY = "static/plotly.min.js";
 let map = null; // places of the items, loaded once per discovery
 let rows = []; // of each trace
 let drawn = null; // state, run and theme that are drawn
 let drag = "pan";
 let isShown = false;
+let isHeard = false; // whether the plot has its listeners
 
 export async function showMap() {
   isShown = true;
@@ -30,10 +36,6 @@ export async function showMap() {
       ),
     );
   if (state.run.map === "missing") return waitForMap();
-  if (!hasWebGL())
-    return tell(
-      emptyState("This browser cannot draw the map", "It has no WebGL. Clusters, Review and Search work without it."),
-    );
   try {
     await draw();
   } catch (error) {
@@ -52,23 +54,32 @@ async function draw() {
   const wanted = `${state.run.name} ${state.clusters.state} ${theme}`;
   if (drawn === wanted) return window.Plotly.Plots.resize(plot);
   if (!drawn) tell(make("p", { class: "faint waiting" }, "Loading the map…"));
-  const [places, assignment] = await Promise.all([loadMap(), currentAssignment(), plotly()]);
+  const [places, assignment] = await Promise.all([loadMap(), currentAssignment()]);
   const { clusters } = state.clusters;
   const middle = middles(places, assignment.numbers, clusters);
   assignColours(clusters, middle);
   rows = rowsOfTraces(assignment.numbers, clusters);
   tell();
-  const isFirst = !plot.classList.contains("js-plotly-plot");
-  await window.Plotly.react(
-    plot,
-    tracesOf(places, rows, plot),
-    layoutOf(clusters, middle, places.ranges, plot, drag),
-    CONFIG,
-  );
-  if (isFirst) listenToPlot();
-  drawn = wanted;
+  const traces = tracesOf(places, rows, plot);
   showSide(showOnly);
-  requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("map-drawn"))); // for benchmarks and tests
+  if (!drawn) {
+    preview(byId("preview"), traces, places.ranges);
+    await shown("map-painted");
+    if (!window.Plotly) await plotly();
+  }
+  await window.Plotly.react(plot, traces, layoutOf(clusters, middle, places.ranges, plot, drag), CONFIG);
+  if (plot.querySelector(".no-webgl")) return tell(noWebGL());
+  if (!isHeard) listenToPlot();
+  drawn = wanted;
+  await shown("map-drawn");
+  byId("preview").hidden = true;
+  return undefined;
+}
+
+/** Wait until what was drawn is on the screen, and note when that is: for benchmarks and tests. */
+async function shown(what) {
+  for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
+  performance.mark(what);
 }
 
 async function loadMap() {
@@ -80,25 +91,21 @@ async function loadMap() {
   return map;
 }
 
-/** Wait for plotly's script, which index.html loads beside this one. */
+/** Read plotly's script, which is long: only where there is a map, and after its preview. */
 function plotly() {
-  if (window.Plotly) return null;
   return new Promise((resolve, reject) => {
-    byId("plotly").addEventListener("load", resolve);
-    byId("plotly").addEventListener("error", () =>
-      reject(Object.assign(new Error("plotly's script did not load."), { todo: "Reload the page." })),
-    );
+    const failed = Object.assign(new Error("plotly's script did not load."), { todo: "Reload the page." });
+    document.head.append(make("script", { src: PLOTLY, onload: resolve, onerror: () => reject(failed) }));
   });
 }
 
-function hasWebGL() {
-  return Boolean(document.createElement("canvas").getContext("webgl"));
-}
+const noWebGL = () =>
+  emptyState("This browser cannot draw the map", "It has no WebGL. Clusters, Review and Search work without it.");
 
 /** Show a message in the place of the map, or the map. */
 function tell(...content) {
   show(byId("map-state"), ...content);
-  plot.classList.toggle("hidden", content.length > 0);
+  byId("paper").hidden = content.length > 0;
 }
 
 const startButton = (kind, text) =>
@@ -138,10 +145,12 @@ async function waitForMap() {
     else bar.value = now.progress;
     text.textContent = now.text ?? "";
   });
-  if (isShown) showMap();
+  await loadRun();
+  if (isShown) await showMap();
 }
 
 function listenToPlot() {
+  isHeard = true;
   plot.addEventListener("pointerdown", () => {
     byId("hover").hidden = true;
   });
@@ -185,6 +194,7 @@ function hover(point, event) {
 
 /** Dim all classes but one; null shows all. */
 function showOnly(cluster) {
+  if (!drawn) return;
   const { numbers } = state.assignment;
   const points = rows.map((some) =>
     cluster ? [...some.keys()].filter((point) => numbers[some[point]] === cluster.number) : null,
@@ -220,6 +230,8 @@ byId("zoom-all").addEventListener(
     plot.layout &&
     window.Plotly.relayout(plot, { "xaxis.range": [...map.ranges[0]], "yaxis.range": [...map.ranges[1]] }),
 );
+if (opened().view === "map") document.head.append(make("link", { rel: "preload", as: "script", href: PLOTLY }));
+
 const redraw = () => isShown && state.run.map === "ready" && showMap();
 listen("clusters", redraw);
 listen("theme", redraw);

@@ -2,9 +2,11 @@
 
 import * as api from "./api.js";
 import { chart } from "./chart.js";
-import { byId, counted, make, problem, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { problem } from "./empty.js";
 import { metaClasses } from "./meta_classes.js";
 import { listen, setRun, state } from "./state.js";
+import { counted } from "./words.js";
 
 let shown = null;
 

@@ -28,7 +28,7 @@ export function rowsOfTraces(numbers, clusters) {
 
 export function tracesOf(map, rows, { clientWidth, clientHeight }) {
   const colours = shownColours();
-  const size = Math.min(Math.max(0.3 * Math.sqrt((clientWidth * clientHeight) / map.x.length), 3), 9);
+  const size = Math.min(Math.max(0.3 * Math.sqrt((clientWidth * clientHeight) / map.x.length), 2), 9);
   return rows.map((some, t) => ({
     type: "scattergl",
     mode: "markers",

@@ -5,10 +5,12 @@ import { classAddress, searchAddress } from "./addresses.js";
 import * as changes from "./changes.js";
 import { chooseClass } from "./chooser.js";
 import { mark } from "./colours.js";
-import { byId, counted, emptyState, make, percent, problem, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { emptyState, problem } from "./empty.js";
 import { clusterNamed, listen, state } from "./state.js";
 import { thumbnail } from "./tiles.js";
 import { openViewer } from "./viewer.js";
+import { counted, percent } from "./words.js";
 
 const AHEAD = 40; // items that are asked for at a time
 const NEXT = 8; // pictures of those that follow

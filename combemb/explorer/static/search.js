@@ -2,9 +2,12 @@
 
 import * as api from "./api.js";
 import { mark } from "./colours.js";
-import { byId, counted, emptyState, make, problem, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
+import { emptyState, problem } from "./empty.js";
+import { complain } from "./saved.js";
 import { clusterNamed, hasPictures, listen, state } from "./state.js";
 import { grid, thumbnail } from "./tiles.js";
+import { counted } from "./words.js";
 
 let query = null; // {row} or {file}
 let kind = "";
@@ -154,16 +157,16 @@ function setKind(value) {
 }
 
 /** Search with the image of a file. */
-export function upload(file) {
+function upload(file) {
   const { upload_bytes: most } = state.run.limits;
-  if (file.size > most)
-    return failed({
-      message: `${file.name} has ${(file.size / 1e6).toFixed(1)} MB.`,
-      todo: `Use an image of at most ${(most / 1e6).toFixed(0)} MB.`,
-    });
+  if (file.size > most) {
+    const todo = `Use an image of at most ${(most / 1e6).toFixed(0)} MB.`;
+    return complain({ message: `${file.name} has ${(file.size / 1e6).toFixed(1)} MB.`, todo });
+  }
   query = { file };
-  if (location.hash !== "#search") history.replaceState(null, "", "#search");
-  return ask();
+  if (location.hash === "#search") return ask();
+  location.hash = "#search"; // shows the view, which asks
+  return undefined;
 }
 
 export function focusSearch() {
@@ -186,10 +189,7 @@ window.addEventListener("drop", (event) => {
   const [file] = event.dataTransfer.files;
   if (!file) return;
   event.preventDefault();
-  if (!hasPictures() || state.run.index !== "ready") return;
-  history.pushState(null, "", "#search");
-  upload(file);
-  window.dispatchEvent(new HashChangeEvent("hashchange"));
+  if (hasPictures() && state.run.index === "ready") upload(file);
 });
 
 listen("clusters", () => !byId("search").hidden && fillClasses());

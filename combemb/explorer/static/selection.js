@@ -3,8 +3,9 @@
 import { classAddress, searchAddress } from "./addresses.js";
 import * as changes from "./changes.js";
 import { chooseClass } from "./chooser.js";
-import { byId, counted, make, show } from "./dom.js";
+import { byId, make, show } from "./dom.js";
 import { listen, select, state } from "./state.js";
+import { counted } from "./words.js";
 
 const selected = () => [...state.selected];
 
