@@ -17,7 +17,7 @@ from combemb.system.machine import seeded
 from tests.bench.toys import toy, write_cifar10
 
 RETRIEVAL, DISCOVERY = TABLES["retrieval-cifar10"], TABLES["discovery-cifar10"]
-FEW = {"combemb", "gpq", "itq"}  # methods that are tried where the backbone is trained
+FEW = {"combemb", "gpq", "itq"}  # methods that stand for all where one preset has tried all
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_alexnet_preset_takes_weights_by_a_path(data: Path, weights: Path, t
 
 def test_the_paper_preset_fine_tunes_from_weights_and_from_first_stages(data: Path, weights: Path, tmp_path: Path):
     places, preset = Places(tmp_path, data, weights), toy(PRESETS["paper"])
-    found = scores_of(at_12_bits(FEW), preset, places)
+    found = scores_of(at_12_bits(FEW - {"gpq"}), preset, places)  # a step of AlexNet takes seconds
     assert found["combemb"]["settings"]["finetune"] == "all"
     assert "finetune" not in found["itq"]["settings"]
     some = replace(DISCOVERY, rows=tuple(row for row in DISCOVERY.rows if row.method == "combemb"))
