@@ -49,7 +49,8 @@ def scores_of(table, preset, places: Places) -> dict[str, dict]:
 def at_12_bits(methods=None):
     """The retrieval table with short codes alone, of all methods or of some."""
     rows = tuple(row for row in RETRIEVAL.rows if methods is None or row.method in methods)
-    return replace(RETRIEVAL, columns=RETRIEVAL.columns[:1], rows=rows)
+    baselines = RETRIEVAL.baselines if methods is None else ()
+    return replace(RETRIEVAL, columns=RETRIEVAL.columns[:1], rows=rows, baselines=baselines)
 
 
 @pytest.mark.parametrize("name", ["cpu", "small", "smoke"])
