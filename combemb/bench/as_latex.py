@@ -62,9 +62,8 @@ def of_table(summary: Summary) -> str:
 
 def cell(value: Value) -> str:
     """Return a value, the best in bold."""
-    main, _, rest = str(value).partition(" ")
-    small = rf" {{\scriptsize {escaped(rest)}}}" if rest else ""
-    return rf"\textbf{{{escaped(main)}}}{small}" if value.is_best else f"{escaped(main)}{small}"
+    small = rf" {{\scriptsize {escaped(value.rest)}}}" if value.rest else ""
+    return rf"\textbf{{{escaped(value.main)}}}{small}" if value.is_best else f"{escaped(value.main)}{small}"
 
 
 def escaped(text: str) -> str:

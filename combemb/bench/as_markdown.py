@@ -58,8 +58,7 @@ def grid(columns: tuple[Column, ...], rows: list[tuple[Line, tuple[Value, ...]]]
 
 def cell(value: Value) -> str:
     """Return a value with the published number below it."""
-    main, _, rest = str(value).partition(" ")
-    shown = f"**{main}** {rest}".strip() if value.is_best else str(value)
+    shown = f"**{value.main}** {value.rest}".strip() if value.is_best else str(value)
     if value.published is None:
         return shown
     difference = "" if value.difference is None else f", {value.difference:+.3f}"

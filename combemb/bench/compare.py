@@ -154,7 +154,7 @@ def _preset(settings: dict[str, Any]) -> Preset:
     """Return the preset of a comparison: the defaults of each method, but for these settings."""
     shown = ", ".join(f"{name}={value}" for name, value in settings.items())
     about = f"Every method has its defaults{f', with {shown}' if shown else ''}"
-    return Preset("compare", about, settings, tasks=("both",), is_tuned=False, caveat="")
+    return Preset("compare", about, settings, tasks=("both",), is_tuned=False, caveat="", heading="Results")
 
 
 def _title(method: str, fields: Fields) -> str:

@@ -92,7 +92,7 @@ def sentence(title: str, scores: Mapping[str, Scores]) -> str:
         )
     own = [d for d in differences(scores) if best in (d.better, d.worse)]
     parts = []
-    for is_clear, text in ((True, "by more than the noise"), (False, "by less than the noise")):
+    for is_clear, text in ((True, "by more than the noise"), (False, "by no more than the noise")):
         names = [f"{d.worse} ({d.mean:+.3f})" for d in sorted(own, key=lambda d: -d.mean) if d.is_clear == is_clear]
-        parts += [f"{text} than {', '.join(names)}"] if names else []
-    return f"{title}: {best} is better {'; '.join(parts)}"
+        parts += [f"ahead of {', '.join(names)} {text}"] if names else []
+    return f"{title}: {best} is {'; '.join(parts)}"

@@ -44,7 +44,9 @@ def draw(summary: Summary, results: Path, folder: Path) -> Iterator[Path]:
     if task in {"retrieval", "both"}:
         drawn.append((name, lambda: against_bits(summary)))
     if task == "discovery":
-        drawn.append((name, lambda: bars(summary)))
+        drawn.append((name, lambda: bars(summary, [column.group == "ACC" for column in summary.table.columns])))
+    if task == "both":
+        drawn.append((f"{name}-scores", lambda: bars(summary, [True] * len(summary.table.columns))))
     if name in MAPS:
         drawn.append((f"tsne-{summary.table.dataset}", lambda: maps(summary, results)))
     if task == "regions":
@@ -85,14 +87,14 @@ def against_bits(summary: Summary) -> Figure | None:
     return figure
 
 
-def bars(summary: Summary) -> Figure | None:
-    """Return bars of ACC for all, seen and novel classes, with the published numbers as black lines."""
-    on = [number for number, column in enumerate(summary.table.columns) if column.group == "ACC"]
-    shown = [line for line in summary.lines if all(line.values[number].mean is not None for number in on)]
+def bars(summary: Summary, is_shown: list[bool]) -> Figure | None:
+    """Return bars of some columns, with the deviations, and with the published numbers as black lines."""
+    on = [number for number, shown in enumerate(is_shown) if shown]
+    shown = [line for line in summary.lines if any(line.values[number].mean is not None for number in on)]
     if not shown:
         return None
     figure = Figure(figsize=(8.4, 3.9), layout="constrained")
-    axes, width = figure.subplots(), 0.8 / len(shown)
+    axes, width, has_published = figure.subplots(), 0.8 / len(shown), False
     for place, line in enumerate(shown):
         at = np.arange(len(on)) + (place - (len(shown) - 1) / 2) * width
         means = numbers([line.values[n].mean for n in on])
@@ -101,10 +103,13 @@ def bars(summary: Summary) -> Figure | None:
         axes.bar(at, means, 0.92 * width, yerr=spread, capsize=2, color=colour, label=line.row.title)
         for x, number in zip(at, on, strict=True):
             published = line.values[number].published
+            has_published |= published is not None
             if published is not None:
                 axes.hlines(published, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.5)
-    axes.hlines([], 0, 0, color="black", linewidth=1.5, label="published")
-    axes.set(xticks=range(len(on)), xticklabels=[summary.table.columns[n].title for n in on], ylabel="ACC", ylim=(0, 1))
+    if has_published:
+        axes.hlines([], 0, 0, color="black", linewidth=1.5, label="published")
+    titles = [summary.table.columns[number].title for number in on]
+    axes.set(xticks=range(len(on)), xticklabels=titles, ylabel=summary.table.columns[on[0]].group, ylim=(0, 1))
     axes.set_title(_title(summary), fontsize=10, loc="left")
     axes.grid(alpha=0.25, axis="y")
     axes.set_axisbelow(True)
@@ -190,4 +195,5 @@ def _style(line: Line, place: int) -> dict[str, Any]:
 
 
 def _title(summary: Summary) -> str:
-    return f"{summary.table.title}; preset {summary.preset.name}"
+    of_preset = "" if summary.preset.heading else f"; preset {summary.preset.name}"
+    return f"{summary.table.title}{of_preset}"

@@ -37,6 +37,8 @@ class Preset:
         Fewer than a table has.
     caveat : str
         What to know about the features; it is printed with the tables.
+    heading : str
+        A title for the report, if not the name.
     """
 
     name: str
@@ -54,11 +56,12 @@ class Preset:
     splits: tuple[str, ...] | None = None
     seeds: tuple[int, ...] | None = None
     caveat: str = CAVEAT
+    heading: str = ""
 
     @property
     def title(self) -> str:
         """A title for the report."""
-        return f"Preset {self.name}"
+        return self.heading or f"Preset {self.name}"
 
 
 UNCHECKED = {"check": False}  # the check on hidden classes is a second fit

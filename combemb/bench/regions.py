@@ -8,7 +8,7 @@ from combemb.learning.codes import CodeMethod
 
 CENTRES = np.array([[-1.0, -0.6], [1.0, -0.6], [0.0, 1.1]])  # of three seen classes
 N_EACH, SPREAD = 60, 0.22
-HEIGHT = 4.0  # of the plane: the higher, the straighter the boundaries
+HEIGHT = 1.0  # of the plane above the origin
 SIDE, HALF = 160, 2.0  # grid points per axis, and the end of both axes
 FIT: dict[str, Any] = {"epochs": 60, "batch_size": 128, "max_features": 64, "view_noise": 0.05}
 

@@ -55,14 +55,26 @@ class Value:
         """The mean minus the published number."""
         return None if self.mean is None or self.published is None else self.mean - self.published
 
-    def __str__(self) -> str:
+    @property
+    def main(self) -> str:
+        """The mean, or why there is none."""
         if self.n_wanted == 0:
             return NO_SCORE
         if self.mean is None:
             return "failed" if self.failures else NOT_RUN
-        spread = "" if self.deviation is None else f" ± {self.deviation:.3f}"
-        few = f" ({len(self.scores)} of {self.n_wanted})" if len(self.scores) < self.n_wanted else ""
-        return f"{self.mean:.3f}{spread}{few}{' stale' if self.is_stale else ''}"
+        return f"{self.mean:.3f}"
+
+    @property
+    def rest(self) -> str:
+        """The deviation, and whether some runs are missing or stale."""
+        if self.mean is None:
+            return ""
+        spread = [] if self.deviation is None else [f"± {self.deviation:.3f}"]
+        few = [f"({len(self.scores)} of {self.n_wanted})"] if len(self.scores) < self.n_wanted else []
+        return " ".join([*spread, *few, *(["stale"] if self.is_stale else [])])
+
+    def __str__(self) -> str:
+        return f"{self.main} {self.rest}".strip()
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,8 @@ def test_no_difference_is_found_in_noise():
 def test_the_sentence_names_clear_and_unclear_leads():
     noise = RNG.normal(0, 0.1, len(RUNS))
     text = sentence("mAP", {"ours": runs(0.6), "itq": runs(0.4), "near": runs(0.599, noise - noise.mean()), "none": {}})
-    assert (
-        text
-        == "mAP: ours is better by more than the noise than itq (+0.200); by less than the noise than near (+0.001)"
+    assert text == (
+        "mAP: ours is ahead of itq (+0.200) by more than the noise; ahead of near (+0.001) by no more than the noise"
     )
     few = {name: dict(list(scores.items())[:4]) for name, scores in {"a": runs(0.9), "b": runs(0.1)}.items()}
     assert sentence("mAP", few) == (

@@ -40,7 +40,8 @@ def test_the_figure_counts_what_was_measured(results: Path):
     labels = [axes.get_xlabel() for axes in figure.axes]
     assert labels == [f"{n} regions, {free} without a seen class" for n, free in ((2, 0), (4, 1), (7, 4))]
     (path,) = draw(summary_of(TABLE, SMOKE, results), results, results)
-    assert Image.open(path).size[0] > 1000
+    with Image.open(path) as image:
+        assert image.size[0] > 1000
 
 
 def test_maps_have_a_panel_for_each_method_and_say_which_was_not_run(tmp_path: Path):

@@ -28,7 +28,7 @@ def write_cifar10(folder: Path, n_train: int = 6, n_test: int = 2) -> Path:
 
 def toy(preset: Preset) -> Preset:
     """The preset with the same settings, as small as they can be."""
-    small = {"image_size": TOY_SIZE, "epochs": 1, "batch_size": 16, "n_views": 2, "start_steps": 2}
+    small = {"image_size": TOY_SIZE, "epochs": 1, "batch_size": 32, "n_views": 2, "start_steps": 2}
 
     def shrunk(settings):
         return {name: small.get(name, value) for name, value in settings.items()}
@@ -36,7 +36,7 @@ def toy(preset: Preset) -> Preset:
     return replace(
         preset,
         all=shrunk(preset.all),
-        deep=shrunk({"epochs": 1, "batch_size": 16, **preset.deep}),
+        deep=shrunk({"epochs": 1, "batch_size": 32, **preset.deep}),
         of_task={task: shrunk(settings) for task, settings in preset.of_task.items()},
         of_dataset={name: shrunk(settings) for name, settings in preset.of_dataset.items()},
         stages=tuple((name, shrunk(settings)) for name, settings in preset.stages),

@@ -43,7 +43,8 @@ def test_it_writes_a_table_a_plot_and_sentences(compared):
     assert "sign-flip test" in text
     assert "5 classes, 100 items" in text
     assert "Chance level" in text
-    assert "0.6" in Page(folder / "report.html").text
+    assert len(Page(folder / "report.html").all("img")) == 1
+    assert [path.name for path in (folder / "figures").iterdir()] == ["compare-compare-scores.png"]
 
 
 def test_the_same_command_runs_only_what_is_missing(compared, items: Path):
