@@ -16,7 +16,8 @@ HEADERS = {
     "content-security-policy": (
         # plotly's WebGL compiles how it draws points with `Function`; the page inserts texts as text nodes only
         "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-        "img-src 'self' data: blob:; connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "img-src 'self' data: blob:; connect-src 'self'; font-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",  # with no-referrer, browsers would not say where the form of the token comes from
