@@ -68,7 +68,7 @@ class Library:
     def get(self, cell: Cell) -> tuple[Dataset, dict[str, Any]]:
         """Return the data set of a cell, as features unless the backbone is trained, and what is known about it."""
         settings = image_settings(cell, self.places)
-        is_trained = "finetune" in dict(cell.settings)
+        is_trained = "finetune" in dict(cell.settings) or bool(cell.stages)
         own = cell.seed if cell.dataset in {name for name, *_ in self.places.own} else None
         key = (cell.dataset, cell.per_class, cell.per_class_test, None if is_trained else repr(settings), own)
         if self.dataset is None or key != self.key:

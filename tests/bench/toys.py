@@ -31,7 +31,7 @@ def toy(preset: Preset) -> Preset:
     small = {"image_size": TOY_SIZE, "epochs": 1, "batch_size": 32, "n_views": 2, "start_steps": 2}
 
     def shrunk(settings):
-        return {name: small.get(name, value) for name, value in settings.items()}
+        return {name: min(small[name], value) if name in small else value for name, value in settings.items()}
 
     return replace(
         preset,
