@@ -262,4 +262,4 @@ def test_a_reader_that_closes_the_pipe_gets_no_error(item_run, items: Path, opti
 
 
 def test_an_unknown_command_lists_the_commands():
-    assert "choose one of run, fit, embed" in " ".join(call("nope").stderr.replace("│", "").split())
+    assert "choose one of run, pretrain, fit, embed, encode," in " ".join(call("nope").stderr.replace("│", "").split())
