@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from combemb.learning.verdict import Verdict
+    from combemb.learning.hidden_check import HiddenCheck
 
 
 def command(verb: str, run: Path, *arguments: str, labels: Path | None = None) -> str:
@@ -19,6 +19,7 @@ def command(verb: str, run: Path, *arguments: str, labels: Path | None = None) -
 def lines_of_fit(folder: Path) -> list[str]:
     """Return what a fit learned from, what it left out and whether it is good."""
     from combemb.learning.run_folder import BROKEN, RunFolder
+    from combemb.learning.verdict import verdict
 
     run = RunFolder(folder)
     config, diagnosis = run.config(), run.diagnosis()
@@ -36,11 +37,10 @@ def lines_of_fit(folder: Path) -> list[str]:
         lines += [f"left out: {'; '.join(left_out)}"] if left_out else []
     if config.get("n_novel") is not None:  # of a method with a head
         lines += diagnosis["report"]
-    found = verdict_of(diagnosis)
-    return [
-        *lines,
-        f"not checked whether this is good: {_why_unchecked(config)}" if found is None else f"the fit is {found}",
-    ]
+    check = _check_of(diagnosis)
+    if check is None:
+        return [*lines, f"not checked whether this is good: {_why_unchecked(config)}"]
+    return [*lines, f"the fit is {verdict(check)}", str(check)]
 
 
 def lines_of_run(folder: Path) -> list[str]:
@@ -71,28 +71,29 @@ def lines_of_run(folder: Path) -> list[str]:
 def as_json(folder: Path, steps: dict[str, str]) -> dict[str, Any]:
     """Return what was found by all steps of a run, for other programs."""
     from combemb.learning.run_folder import PAGE, RunFolder
+    from combemb.learning.verdict import verdict
 
     run = RunFolder(folder)
-    diagnosis, verdict = run.diagnosis(), verdict_of(run.diagnosis())
+    diagnosis = run.diagnosis()
+    check = _check_of(diagnosis)
     return {
         "run": str(folder),
         "steps": steps,
         **{name: diagnosis.get(name) for name in ("n_items", "n_labelled", "left_out")},
         "n_seen": len(run.config()["classes"]),
-        "grade": verdict and verdict.grade,
+        "grade": verdict(check).grade if check else None,
         "hidden_check": diagnosis.get("hidden_check"),
         **_found(folder),
         "page": str(folder / PAGE),
     }
 
 
-def verdict_of(diagnosis: dict[str, Any]) -> Verdict | None:
-    """Return whether a fit is good; None if that was not checked."""
+def _check_of(diagnosis: dict[str, Any]) -> HiddenCheck | None:
+    """Return the check on hidden classes; None if there was none."""
     from combemb.learning.hidden_check import HiddenCheck
-    from combemb.learning.verdict import verdict
 
     stored = diagnosis.get("hidden_check")
-    return verdict(HiddenCheck.from_dict(stored)) if stored else None
+    return HiddenCheck.from_dict(stored) if stored else None
 
 
 def _why_unchecked(config: dict[str, Any]) -> str:

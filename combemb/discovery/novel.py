@@ -88,7 +88,7 @@ def find_novel(
         clusters = pieces.merged(lesson.grain)
         number = _number(np.bincount(clusters), seen_sizes, labels, lesson, is_none)
         n_most = len(np.unique(pieces.of_item))
-        number = replace(number, n=min(number.n, n_most), low=min(number.low, n_most))
+        number = replace(number, n=min(number.n, n_most), low=min(number.low, n_most), high=min(number.high, len(rows)))
     varies = (seen_sizes / seen_sizes.mean()).var()
     even = 0.0 if lesson.has_few_labels else 1 / (1 + varies / SIZE_NOISE)  # 1 if all seen classes have the same size
     clusters = pieces.merged(lesson.grain, number.n, OUTLIER_SHARE + even * (EVEN_OUTLIER_SHARE - OUTLIER_SHARE))

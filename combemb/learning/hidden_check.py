@@ -38,7 +38,7 @@ class HiddenCheck:
     plain_all : float or None
         That of the features as they were given for all seen classes, whether their labels were hidden or not.
     favours_plain : bool
-        Whether plain features are better than embeddings beyond doubt.
+        Whether plain features are better than embeddings beyond doubt, and the method can keep to them.
     """
 
     n_hidden: int
@@ -140,7 +140,7 @@ def hidden_check(method: Interface, data: Loaded, progress: bool | None) -> Hidd
         _mean(of_z) or 0.0,
         _mean(hidden_plain),
         _mean(of_plain),
-        _is_surely_better(hidden_plain, of_z),
+        method.can_keep_to_features and _is_surely_better(hidden_plain, of_z),
     )
 
 

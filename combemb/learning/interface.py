@@ -110,6 +110,11 @@ class Interface(ImageSettings, Settings, FittedState, ABC):
         """The codebook of a `CodeMethod`; None for other methods."""
         return None
 
+    @property
+    def can_keep_to_features(self) -> bool:
+        """Whether it can learn from plain features alone, where the check on hidden classes finds these better."""
+        return False
+
     # For the table of methods
 
     @classmethod

@@ -143,6 +143,11 @@ class CombEmb(PairSettings, DeepMethod, CodeMethod):
         return "nearest" in self.pair_rules
 
     @property
+    def can_keep_to_features(self) -> bool:
+        """Whether features are among the positives of Eq. 6, so that they can be all of them."""
+        return self.feature_pull > 0
+
+    @property
     def n_sets(self) -> int:
         """M, the number of meta-class sets of a fitted model."""
         return self._net.n_sets

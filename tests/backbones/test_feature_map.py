@@ -194,6 +194,12 @@ def test_with_labels_the_map_is_the_explicit_computation(ridge):
     assert_same_up_to_signs(found(torch.from_numpy(x)), explicit_with(x, labels, ridge))
 
 
+def test_hidden_classes_choose_the_ridge_and_a_trained_map_whitens_five_times_as_much(monkeypatch):
+    x, labels = grouped()
+    monkeypatch.setattr("combemb.backbones.feature_map.choose_ridge", lambda *_: 2.5)
+    assert_same_up_to_signs(fit_with(x, labels)(torch.from_numpy(x)), explicit_with(x, labels, 0.5))
+
+
 def test_a_large_ridge_does_not_whiten():
     x, labels = grouped()
     found = fit_with(x, labels, 1e6)

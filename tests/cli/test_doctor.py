@@ -74,7 +74,9 @@ def test_the_version_is_printed():
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash")
-@pytest.mark.parametrize(("words", "expected"), [("ind", "index"), ("index --rem", "--remove"), ("search --ht", "--html")])
+@pytest.mark.parametrize(
+    ("words", "expected"), [("ind", "index"), ("index --rem", "--remove"), ("search --ht", "--html")]
+)
 def test_bash_completes_verbs_and_options(tmp_path: Path, words: str, expected: str):
     command = tmp_path / "combemb"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m combemb "$@"\n')

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,8 +72,9 @@ def test_fit_writes_a_run_and_says_what_it_learned(items: Path, tmp_path: Path):
     lines = result.stdout.splitlines()
     assert lines[0] == "180 items, 60 of them labelled with 4 classes"
     assert lines[1].startswith("the fit is ")
-    assert lines[2].startswith(f"written to {tmp_path / 'run'}: diagnosis.json, ")
-    assert lines[3:] == [f"next: combemb index {tmp_path / 'run'}, combemb discover {tmp_path / 'run'}"]
+    assert re.fullmatch(r"checked on 1 hidden class: your codes [\d.]+, plain features [\d.]+, expected .*", lines[2])
+    assert lines[3].startswith(f"written to {tmp_path / 'run'}: diagnosis.json, ")
+    assert lines[4:] == [f"next: combemb index {tmp_path / 'run'}, combemb discover {tmp_path / 'run'}"]
     config = json.loads((tmp_path / "run" / "run.json").read_text())
     assert config["classes"] == ["ant", "bee", "cat", "dog"]
     assert config["settings"]["bits"] == 12

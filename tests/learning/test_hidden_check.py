@@ -9,6 +9,7 @@ import torch
 from combemb.data.labels import read_labels
 from combemb.learning.hidden_check import HiddenCheck, _hidden_classes, _is_surely_better
 from combemb.methods.combemb import CombEmb
+from combemb.search.metrics import code_retrieval
 
 SMALL = {"bits": 12, "epochs": 2, "batch_size": 64, "device": "cpu"}
 
@@ -43,6 +44,43 @@ def test_separate_classes_are_expected_to_be_found_and_mixed_ones_are_not():
     easy, hard = (CombEmb(**{**SMALL, "epochs": 10}).fit(*blobs(spread=spread)).check_ for spread in (0.1, 3.0))
     assert easy.expected > 0.95
     assert hard.expected < 0.5
+
+
+def test_the_copy_does_not_see_the_labels_of_hidden_classes(monkeypatch):
+    x, labels = blobs(n_classes=12, n_each=40, spread=1.0)
+    learned, fitted = [], CombEmb._fit
+
+    def noted(self, data, run, progress):
+        learned.append(data.labels)
+        return fitted(self, data, run, progress)
+
+    monkeypatch.setattr(CombEmb, "_fit", noted)
+    CombEmb(**SMALL).fit(x, labels, progress=False)
+    copy, whole = learned
+    assert (len(whole.classes), len(copy.classes)) == (9, 7)
+    lost = whole.is_labelled & ~copy.is_labelled
+    hidden = set(whole.values[lost].tolist())
+    assert len(hidden) == 2
+    assert lost.sum() == np.isin(whole.values, list(hidden)).sum()  # none of their labels stays
+
+
+def test_what_is_expected_is_near_the_truth():
+    """Twelve classes that overlap a little, three of them novel, in half of the pile."""
+    x, labels = blobs(n_classes=12, n_each=60, spread=0.8)
+    targets = np.repeat(np.arange(12), 60)
+    model = CombEmb(**{**SMALL, "epochs": 20}).fit(x, labels, progress=False)
+    z, novel = model.embed(x), np.flatnonzero(targets >= 9)
+    found = code_retrieval(model.codebook, z[novel], model.codebook.encode(z), targets[novel], targets)
+    assert abs(model.check_.expected - found.map) < 0.1
+
+
+def test_a_method_without_features_among_its_positives_does_not_claim_to_keep_to_them(monkeypatch):
+    x, labels = blobs()
+    monkeypatch.setattr("combemb.learning.hidden_check._is_surely_better", lambda *_: True)
+    plain = CombEmb.as_published(12, epochs=2, batch_size=64, device="cpu").fit(x, labels, progress=False)
+    assert not plain.check_.favours_plain
+    assert plain.log_[-1]["meta"] > 0
+    assert CombEmb(**SMALL).fit(x, labels, progress=False).check_.favours_plain
 
 
 @pytest.mark.parametrize("n_seen", [2, 3])
