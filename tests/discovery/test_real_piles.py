@@ -55,7 +55,7 @@ def test_classes_of_other_shapes_are_found(seed):
 
 
 @IGNORED
-def test_regions_without_labels_are_evidence_of_novelty():
+def test_regions_find_novel_items_that_gaussians_miss():
     """With the Gaussians alone, 91 % of these novel items are called novel."""
     x, targets, labels = mixture([60] * 10, 7, distance=3.5, seed=1)
     assert discover(x, labels).is_novel[targets >= 7].mean() > 0.95
