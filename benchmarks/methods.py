@@ -1,6 +1,6 @@
 """All methods with codes on the same features: random search on a tuning split, then a table on another one.
 
-python benchmarks/methods.py tune cifar10 --data DIR         # 20 random trials per method, split tune-0, 24 bits
+python benchmarks/methods.py tune cifar10 --data DIR         # 20 trials per method, split tune-0, 24 bits
 python benchmarks/methods.py table cifar10 --data DIR        # 12, 24 and 48 bits, seeds 0 to 2, split 0
 python benchmarks/methods.py report                          # trials and table, as Markdown
 

@@ -1,7 +1,7 @@
 """Methods whose embeddings become codes."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from combemb.learning.method import Method
 from combemb.learning.settings import setting
-from combemb.search.codebook import Codebook
+from combemb.search.codebook import Codebook, ProductCodebook, binary_codebook
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -25,9 +25,8 @@ class CodeMethod(Method):
 
     @classmethod
     def query_side(cls) -> str:
-        """Say how queries are compared with codes; a method with the setting `asymmetric` is a binary one."""
-        is_binary = any(field.name == "asymmetric" for field in fields(cls))
-        return "Hamming, or `asymmetric`" if is_binary else "asymmetric tables"
+        """Say how queries are compared with codes."""
+        return "asymmetric tables"
 
     def encode(self, x: Any, *, progress: bool | None = None) -> Tensor:
         """Encode the clean view of every item.
@@ -44,6 +43,26 @@ class CodeMethod(Method):
         Tensor (N, M), uint8
         """
         return torch.cat([self.codebook.encode(z) for z in self._embedded(x, progress)])
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class BinaryMethod(CodeMethod):
+    """A method with one output per bit, whose codes are the signs of the embeddings."""
+
+    asymmetric: bool = setting(
+        False, "whether queries keep their real values instead of their signs; the papers compare signs (Hamming)"
+    )
+
+    @property
+    def codebook(self) -> ProductCodebook:
+        """One bit per output: the words are -1 and +1."""
+        self._require_fitted()
+        return binary_codebook(self.bits, self.asymmetric)
+
+    @classmethod
+    def query_side(cls) -> str:
+        """Say that signs are compared, or queries with signs."""
+        return "Hamming, or `asymmetric`"
 
 
 def require_codes(method: Method) -> CodeMethod:

@@ -11,12 +11,11 @@ from torch.nn import functional
 
 from combemb.data.labels import Labels
 from combemb.learning.batches import Batch, Batches
-from combemb.learning.codes import CodeMethod
+from combemb.learning.codes import BinaryMethod
 from combemb.learning.curves import Panel
 from combemb.learning.deep import DeepMethod
 from combemb.learning.loop import Terms
 from combemb.learning.settings import setting
-from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.system.errors import require
 
 MAX_COMPARED = 1_000  # items whose pairs show how well stage 1 reconstructs the similarity
@@ -37,7 +36,7 @@ class Network(nn.Module):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class CNNH(DeepMethod, CodeMethod):
+class CNNH(DeepMethod, BinaryMethod):
     """Convolutional neural network hashing (Xia et al. 2014): a network f learns codes that reconstruct similarity.
 
     Stage 1: min over H in [-1, 1]^(n x q) of ||S - H H^T / q||^2, where S_ij = 1 if labelled items i and j share a
@@ -60,7 +59,6 @@ class CNNH(DeepMethod, CodeMethod):
     )
     hidden: int = setting(512, "width of the hidden layer; ours", above=0)
     class_weight: float = setting(0.0, "weight of the class term of CNNH+; 0 is CNNH", at_least=0)
-    asymmetric: bool = setting(False, "whether a query is f(x) itself instead of its signs; the paper compares signs")
 
     def check_labels(self, labels: Labels) -> None:
         """Require two classes, and two labelled items that share no label."""
@@ -123,12 +121,6 @@ class CNNH(DeepMethod, CodeMethod):
             f"stage 1: the codes have the right sign of similarity in {self.agreement_:.1%} of the labelled pairs",
             f"stage 2: {self.log_[-1]['bits_right']:.1%} of their bits are learned",
         ]
-
-    @property
-    def codebook(self) -> ProductCodebook:
-        """One bit per output."""
-        self._require_fitted()
-        return binary_codebook(self.bits, self.asymmetric)
 
     @property
     def _net(self) -> Network:

@@ -103,7 +103,7 @@ class GPQ(DeepMethod, CodeMethod):
     )
     class_weight: float = setting(0.1, "weight of L_cls, lambda_2 of the release; its value", at_least=0)
     entropy_weight: float = setting(0.1, "weight of L_SEM, lambda_1 of the release; its value", at_least=0)
-    learning_rate: float = setting(2e-4, "peak of the schedule; the release's, better on tune-0 than 1e-3", above=0)
+    learning_rate: float = setting(2e-4, "peak of the schedule; the release's", above=0)
 
     def check_settings(self) -> None:
         """Require 4 bits for each book."""

@@ -6,15 +6,15 @@ from typing import ClassVar
 import torch
 
 from combemb.data.given import Loaded
+from combemb.learning.codes import BinaryMethod
 from combemb.learning.linear import LinearCodes
 from combemb.learning.objectives.rotations import nearest_rotation, principal_components
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
-from combemb.search.codebook import ProductCodebook, binary_codebook
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ITQ(LinearCodes):
+class ITQ(BinaryMethod, LinearCodes):
     """Iterative quantisation (Gong et al. 2012): centre, project to `bits` principal components, rotate.
 
     Minimises ||B - V R||^2 over signs B and rotations R, V the projected data: B = sign(V R), then the Procrustes step
@@ -26,9 +26,6 @@ class ITQ(LinearCodes):
 
     bits: int = setting(48, "length of a code, at most the number of features", at_least=1)
     iterations: int = setting(50, "alternations of signs and rotation; the paper's", at_least=0)
-    asymmetric: bool = setting(
-        False, "whether z of a query scores the codes, instead of its signs (Hamming distance), which is the paper's"
-    )
 
     def check_features(self, n_items: int, n_features: int) -> None:
         """Require at least as many features and items as bits."""
@@ -47,8 +44,3 @@ class ITQ(LinearCodes):
             rotation = nearest_rotation(projected, signs)
         self.mean_ = mean.float()
         self.rotation_ = components.float() @ rotation  # (F, bits)
-
-    @property
-    def codebook(self) -> ProductCodebook:
-        """One bit per set: the words are -1 and +1."""
-        return binary_codebook(self.bits, asymmetric=self.asymmetric)

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from combemb.data.labels import Labels, same_class
 from combemb.learning.batches import Batch
-from combemb.learning.codes import CodeMethod
+from combemb.learning.codes import BinaryMethod
 from combemb.learning.deep import DeepMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.triplets import require_triplets, squared_distances, triplet_hinge, triplets
 from combemb.learning.settings import setting
-from combemb.search.codebook import ProductCodebook, binary_codebook
 
 
 def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
@@ -44,7 +43,7 @@ class DivideAndEncode(nn.Module):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class NINH(DeepMethod, CodeMethod):
+class NINH(DeepMethod, BinaryMethod):
     """Network-in-network hashing (Lai et al. 2015), also called DNNH: divide and encode, then rank triplets.
 
     L = mean over triplets (I, I+, I-) of max(0, margin + ||F(I) - F(I+)||^2 - ||F(I) - F(I-)||^2), with
@@ -73,7 +72,6 @@ class NINH(DeepMethod, CodeMethod):
         at_most=0.5,
     )
     margin: float = setting(1.0, "margin of the squared distances, one bit; the paper's", above=0)
-    asymmetric: bool = setting(False, "whether queries are scored by real-valued z instead of its signs; ours")
 
     def check_labels(self, labels: Labels) -> None:
         """Require labels of two classes, and a triplet."""
@@ -92,9 +90,3 @@ class NINH(DeepMethod, CodeMethod):
         near = squared_distances(relaxed[anchors], relaxed[positives])
         far = squared_distances(relaxed[anchors], relaxed[negatives])
         return {"ranking": triplet_hinge(near, far, self.margin)}
-
-    @property
-    def codebook(self) -> ProductCodebook:
-        """One bit per slice."""
-        self._require_fitted()
-        return binary_codebook(self.bits, asymmetric=self.asymmetric)

@@ -11,10 +11,9 @@ from torch import Tensor
 from combemb.data.given import Loaded
 from combemb.data.items import chunks
 from combemb.data.labels import Labels
-from combemb.learning.codes import CodeMethod
+from combemb.learning.codes import BinaryMethod
 from combemb.learning.run_folder import RunFolder
 from combemb.learning.settings import setting
-from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.system.arrays import unit_rows
 from combemb.system.errors import require
 
@@ -22,7 +21,7 @@ USUAL_WIDTH, MAX_RATIO = 0.4, 2.0  # the release's sigma, used if distances are 
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SDH(CodeMethod):
+class SDH(BinaryMethod):
     """Supervised discrete hashing (Shen et al. 2015): binary codes B from which the classes Y are linearly predicted.
 
     Minimises ||Y - B W||^2 + lambda ||W||^2 + nu (||B - F(X)||^2 + delta ||P||^2) over B in {-1, 1}, W and P, where
@@ -58,7 +57,6 @@ class SDH(CodeMethod):
     iterations: int = setting(5, "alternations of W, B and P; the paper's", at_least=1)
     sweeps: int = setting(10, "passes over the bits in each of them, unless no bit changes; the release's", at_least=1)
     unit_length: bool = setting(True, "whether items are scaled to unit length; ours")
-    asymmetric: bool = setting(False, "whether a query is F(x) itself instead of its signs; the paper compares signs")
 
     def _begin(self, data: Loaded, progress: bool | None) -> None:
         N = len(data.labels)
@@ -101,11 +99,6 @@ class SDH(CodeMethod):
 
     def _embed(self, x: Tensor) -> Tensor:
         return (self._kernel(x) @ self.projection_).float()
-
-    @property
-    def codebook(self) -> ProductCodebook:
-        """One bit per set: the words are -1 and +1."""
-        return binary_codebook(self.bits, self.asymmetric)
 
     @property
     def n_inputs(self) -> int:

@@ -11,7 +11,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from combemb.data.labels import Labels, same_class
 from combemb.learning.batches import Batch, Batches
-from combemb.learning.codes import CodeMethod
+from combemb.learning.codes import BinaryMethod
 from combemb.learning.curves import Panel
 from combemb.learning.deep import DeepMethod
 from combemb.learning.loop import Terms, descend, parameters_of
@@ -19,7 +19,6 @@ from combemb.learning.objectives.image_players import ImageDistorter
 from combemb.learning.objectives.ramps import ramp_up
 from combemb.learning.objectives.triplets import require_triplets
 from combemb.learning.settings import setting
-from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.system.machine import seeded
 
 SCALES = (4, 7, 14)  # g: an image has g x g cells, features have g^2 blocks
@@ -81,7 +80,7 @@ class Pace:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SSAH(DeepMethod, CodeMethod):
+class SSAH(DeepMethod, BinaryMethod):
     """Semi-supervised self-pace adversarial hashing (Jin et al. 2020): a reconstruction.
 
     Known are the players, multi-scale occlusion and multi-angle rotation, the self-paced policy and the consistent
@@ -113,9 +112,6 @@ class SSAH(DeepMethod, CodeMethod):
     needs_other_gradient: ClassVar[bool] = False  # the second view is not used
 
     bits: int = setting(48, "length of a code, one output of u per bit", at_least=1)
-    asymmetric: bool = setting(
-        False, "whether queries keep their real values; the paper ranks by Hamming distance, this is ours"
-    )
     adversary: bool = setting(
         True, "whether A-Net chooses cells and angles; False draws them at random and trains no A-Net, an ablation"
     )
@@ -229,12 +225,6 @@ class SSAH(DeepMethod, CodeMethod):
     def panels(self) -> tuple[Panel, ...]:
         """Bits that differ in hard versions."""
         return (Panel("bits that hard versions flip", ("flipped_bits",), is_share=True),)
-
-    @property
-    def codebook(self) -> ProductCodebook:
-        """One bit per output of u."""
-        self._require_fitted()
-        return binary_codebook(self.bits, asymmetric=self.asymmetric)
 
 
 def kept_cells(logits: Tensor, share: float) -> Tensor:

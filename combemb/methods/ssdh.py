@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from combemb.data.labels import Labels, same_class
 from combemb.learning.batches import Batch, Batches
-from combemb.learning.codes import CodeMethod
+from combemb.learning.codes import BinaryMethod
 from combemb.learning.deep import DeepMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.triplets import (
@@ -20,7 +20,6 @@ from combemb.learning.objectives.triplets import (
     triplets,
 )
 from combemb.learning.settings import setting
-from combemb.search.codebook import ProductCodebook, binary_codebook
 
 
 class HashAndClassLayers(nn.Module):
@@ -94,7 +93,7 @@ def class_loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SSDH(DeepMethod, CodeMethod):
+class SSDH(DeepMethod, BinaryMethod):
     """Semi-supervised deep hashing (Zhang & Peng 2017): ranking, an online graph and pseudo-labels on one hash layer.
 
     With h = sigmoid(hash layer), D_ij = ||h_i - h_j|| and p the class layer beside it,
@@ -141,7 +140,6 @@ class SSDH(DeepMethod, CodeMethod):
     n_far: int = setting(4, "ranks of which one is k of G; the release's", above=0)
     graph_weight: float = setting(0.1, "lambda, weight of G; the release's", at_least=0)
     pseudo_weight: float = setting(0.1, "lambda, weight of P; the release's", at_least=0)
-    asymmetric: bool = setting(False, "whether queries are scored by real-valued z instead of its signs; ours")
 
     def check_labels(self, labels: Labels) -> None:
         """Require unlabelled items, labels of two classes, and a triplet."""
@@ -177,9 +175,3 @@ class SSDH(DeepMethod, CodeMethod):
             "pseudo_labels": self.pseudo_weight * contrastive(*squared[2], self.pair_margin),
             "classes": class_loss(scores[:n], labels[:n]),
         }
-
-    @property
-    def codebook(self) -> ProductCodebook:
-        """One bit per output of the hash layer."""
-        self._require_fitted()
-        return binary_codebook(self.bits, asymmetric=self.asymmetric)

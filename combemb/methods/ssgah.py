@@ -10,14 +10,13 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from combemb.data.labels import Labels, same_class
 from combemb.learning.batches import Batch, Batches
-from combemb.learning.codes import CodeMethod
+from combemb.learning.codes import BinaryMethod
 from combemb.learning.curves import Panel
 from combemb.learning.deep import DeepMethod
 from combemb.learning.loop import Terms, descend, parameters_of
 from combemb.learning.objectives.image_players import ImageDiscriminator, ImageGenerator
 from combemb.learning.objectives.triplets import require_triplets, squared_distances, triplet_hinge, triplets
 from combemb.learning.settings import setting
-from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.system.machine import seeded
 
 HIDDEN, CHANNELS = 512, 64  # width of the players on features and on pixels, unless it is set
@@ -76,7 +75,7 @@ class Players(nn.Module):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SSGAH(DeepMethod, CodeMethod):
+class SSGAH(DeepMethod, BinaryMethod):
     """Semi-supervised generative adversarial hashing (Wang, Hu, Cheng & Hou 2018): a reconstruction.
 
     Known are the three players, that G and D learn the distribution of triplets, and the names of the two ranking
@@ -105,9 +104,6 @@ class SSGAH(DeepMethod, CodeMethod):
     needs_other_gradient: ClassVar[bool] = False  # the second view is not used
 
     bits: int = setting(48, "length of a code, one output of h per bit", at_least=1)
-    asymmetric: bool = setting(
-        False, "whether queries keep their real values; the paper ranks by Hamming distance, this is ours"
-    )
     margin: float = setting(0.25, "m as a share of the bits; ours", at_least=0)
     adversary_margin: float = setting(0.125, "m_a as a share of the bits; ours", at_least=0)
     synthetic_weight: float = setting(0.5, "lambda_s, weight of synthetic triplets; ours", at_least=0)
@@ -233,12 +229,6 @@ class SSGAH(DeepMethod, CodeMethod):
         """Distances of synthetic items; positives should be nearer."""
         names = ("synthetic_positive", "synthetic_negative")
         return (Panel("distance of synthetic items, bits", names),) if self.plays else ()
-
-    @property
-    def codebook(self) -> ProductCodebook:
-        """One bit per output of h."""
-        self._require_fitted()
-        return binary_codebook(self.bits, asymmetric=self.asymmetric)
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:

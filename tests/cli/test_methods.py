@@ -1,6 +1,6 @@
 """`combemb methods`: the table is that of docs/methods.md, and what it says of a method is true."""
 
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ import torch
 
 from combemb import methods
 from combemb.cli.methods import BEGIN, END
-from combemb.learning.codes import CodeMethod
+from combemb.learning.codes import BinaryMethod, CodeMethod
 from combemb.search.codebook import ProductCodebook
 from combemb.testing import Trial
 from tests.commands import done, refused
@@ -94,7 +94,9 @@ def test_supervision_is_derived_for_every_kind_of_method():
 
 
 def test_the_query_side_is_derived_and_can_be_overridden():
-    binary = make_dataclass("Binary", [("asymmetric", bool, False)], bases=(CodeMethod,), kw_only=True)
+    @dataclass(kw_only=True, eq=False, repr=False)
+    class Signs(BinaryMethod):
+        pass
 
     @dataclass(kw_only=True, eq=False, repr=False)
     class Other(CodeMethod):
@@ -104,7 +106,7 @@ def test_the_query_side_is_derived_and_can_be_overridden():
         def query_side(cls) -> str:
             return "by ear"
 
-    sides = {Turned: "no codes", Local: "asymmetric tables", binary: "Hamming, or `asymmetric`", Other: "by ear"}
+    sides = {Turned: "no codes", Local: "asymmetric tables", Signs: "Hamming, or `asymmetric`", Other: "by ear"}
     assert {cls: cls.query_side() for cls in sides} == sides
     assert Turned.departs == "see its docstring"
 

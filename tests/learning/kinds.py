@@ -10,13 +10,13 @@ from torch.nn import functional
 
 from combemb.data.items import ArrayItems, chunks
 from combemb.discovery.kmeans import kmeans
-from combemb.learning.codes import CodeMethod
+from combemb.learning.codes import BinaryMethod, CodeMethod
 from combemb.learning.deep import DeepMethod
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import descend
 from combemb.learning.method import Method
 from combemb.learning.settings import setting
-from combemb.search.codebook import ProductCodebook, binary_codebook
+from combemb.search.codebook import ProductCodebook
 from combemb.system.arrays import to_tensor, unit
 
 PAPER = "Methods that show an interface, 2026"
@@ -34,7 +34,7 @@ class Players(nn.Module):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TwoPlayers(DeepMethod, CodeMethod):
+class TwoPlayers(DeepMethod, BinaryMethod):
     """Two players that take turns, each with an optimiser (2026): max_judge min_h V = E log D(h(x))."""
 
     paper: ClassVar[str] = PAPER
@@ -64,11 +64,6 @@ class TwoPlayers(DeepMethod, CodeMethod):
         fooled = {"fooled": -self.losses(mapped)["judge"], "flat": (self.network_(mapped.x).abs() - 1).square().mean()}
         descend([p for group in project.param_groups for p in group["params"]], project, fooled, self.clip_norm)
         return terms | fooled
-
-    @property
-    def codebook(self):
-        self._require_fitted()
-        return binary_codebook(self.bits)
 
 
 class WithQueue(nn.Module):
@@ -220,7 +215,7 @@ class Head(HeadMethod):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Supervised(DeepMethod, CodeMethod):
+class Supervised(DeepMethod, BinaryMethod):
     """Signs of a projection that tells the labelled classes apart (2026): L = CE(W tanh h(x), y)."""
 
     paper: ClassVar[str] = PAPER
@@ -237,11 +232,6 @@ class Supervised(DeepMethod, CodeMethod):
         y = self.network_["classify"](self.network_["hash"](batch.x).tanh())
         labels = batch.labels if batch.labels.ndim == 1 else batch.labels / batch.labels.sum(dim=1, keepdim=True)
         return {"classes": functional.cross_entropy(y, labels)}
-
-    @property
-    def codebook(self):
-        self._require_fitted()
-        return binary_codebook(self.bits)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

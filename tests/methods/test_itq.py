@@ -91,3 +91,12 @@ def test_unit_length_ignores_the_lengths_of_items():
     first, second = (ITQ(bits=BITS).fit(x).embed(given) for given in (x, longer))
     torch.testing.assert_close(first, second, atol=1e-5, rtol=0)
     assert not torch.allclose(fitted(x, 3).embed(x), fitted(x, 3).embed(longer), atol=1e-2)
+
+
+@pytest.mark.parametrize("bits", [12, 24, 48, 72])
+def test_codes_have_the_bits_that_were_asked_for_and_are_the_signs_of_the_embedding(bits):
+    x = items(F=80)
+    model = ITQ(bits=bits, iterations=5).fit(x)
+    assert model.codebook.bits == bits
+    assert torch.equal(model.encode(x), (model.embed(x) >= 0).to(torch.uint8))
+    assert model.encode(x).shape == (len(x), bits)

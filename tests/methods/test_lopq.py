@@ -7,6 +7,7 @@ import torch
 from combemb.collection.exported import export
 from combemb.collection.indexed import Collection
 from combemb.learning.objectives.rotations import balanced_order
+from combemb.learning.objectives.words import fit_words
 from combemb.methods import load
 from combemb.methods.lopq import ITEMS_PER_WORD, LOPQ
 from combemb.methods.opq import OPQ
@@ -108,6 +109,22 @@ def test_shared_words_are_the_same_in_all_cells_and_cost_accuracy():
     assert torch.equal(local.rotations_, shared.rotations_)
     assert not torch.equal(local.words_[:, 0], local.words_[:, 1])
     assert error(local, x) < 0.95 * error(shared, x)
+
+
+def test_words_of_a_cell_start_from_those_that_all_cells_share():
+    x = oriented(2400)
+    local, shared = fitted(x), fitted(x, local_words=False)
+    m, K = local.words_.shape[2:4]
+    n_checked = 0
+    for half, (items, cells) in enumerate(zip(*halves_and_cells(local, x), strict=True)):
+        for v in range(4):
+            own = items[cells == v].float()
+            if len(own) >= ITEMS_PER_WORD * K:
+                turned = ((own - local.origins_[half, v]) @ local.rotations_[half, v]).unflatten(1, (m, -1))
+                expected, _ = fit_words(turned, K, start=shared.words_[half, 0])
+                torch.testing.assert_close(local.words_[half, v], expected, atol=1e-3, rtol=0)
+                n_checked += 1
+    assert n_checked >= 4
 
 
 def test_small_cells_keep_shared_words_and_their_axes():

@@ -130,6 +130,17 @@ def test_embeddings_are_those_of_loops_over_anchors():
     np.testing.assert_allclose(model.embed(x[:7]), naive_embedding(model, x[:7]), atol=1e-4)
 
 
+def test_anchors_are_drawn_from_all_classes_if_items_are_sorted_by_class():
+    items = blobs(5, 0, n_each=40, D=16)
+    assert (np.diff(items.targets) >= 0).all()
+    at_unit_length, drawn = items.x / np.linalg.norm(items.x, axis=1, keepdims=True), []
+    for seed in (0, 1):
+        anchors = SDH(bits=BITS, n_anchors=20, seed=seed).fit(items.x, items.targets).anchors_.numpy()
+        drawn.append(np.abs(anchors[:, None] - at_unit_length).max(axis=2).argmin(axis=1))
+        assert len(set(items.targets[drawn[-1]])) >= 4
+    assert set(drawn[0]) != set(drawn[1])
+
+
 def test_a_fit_ends_with_the_last_p_of_its_steps():
     known = SEPARATE.labels >= 0
     x, labels = SEPARATE.x[known], SEPARATE.labels[known]
