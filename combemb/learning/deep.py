@@ -41,7 +41,8 @@ class DeepMethod(Method):
     buffers if it is not learned; `scratch` holds what only training needs.
     """
 
-    uses_feature_map: ClassVar[bool] = True  # False: the network sees features at unit length, not their components
+    # False: the network sees no components: features of a trained backbone as they are, others at unit length
+    uses_feature_map: ClassVar[bool] = True
     uses_maps: ClassVar[bool] = False  # whether items of a frozen backbone are mapped features at every place
     needs_other_gradient: ClassVar[bool] = True  # whether a loss sends gradients through the second view
 
@@ -255,9 +256,14 @@ class DeepMethod(Method):
     def _feature_map(
         self, items: Items, labels: Labels, backbone: nn.Module | None, progress: bool | None
     ) -> FeatureMap | None:
-        """Fit the map on the initial features; a backbone that starts with random weights has none."""
-        if self._trains_whole_backbone and self.image_input_ and not self.image_input_.is_pretrained:
-            return None
+        """Fit the map on the initial features; None if the network sees features of a trained backbone as they are.
+
+        A backbone that starts with random weights has no map: its features change too much.
+        """
+        if self._trains_backbone:
+            assert self.image_input_ is not None
+            if not (self.uses_feature_map and self.image_input_.is_pretrained):
+                return None
         found = chunks(items, "reading features", progress)
         if backbone is not None:
             device = resolved(self.device)
@@ -302,7 +308,11 @@ class DeepMethod(Method):
 
     @property
     def _trains_whole_backbone(self) -> bool:
-        return self.image_input_ is not None and self.finetune == "all"
+        return self._trains_backbone and self.finetune == "all"
+
+    @property
+    def _trains_backbone(self) -> bool:
+        return self.image_input_ is not None and self.finetune != "none"
 
     def _is_mixed(self, device: torch.device) -> bool:
         if self.mixed_precision is None:
@@ -316,7 +326,9 @@ class DeepMethod(Method):
     @property
     def feature_map_(self) -> FeatureMap:
         """The map from embeddings, or features of the backbone, to the input of the network."""
-        assert isinstance(self.tower_.feature_map, FeatureMap), "a backbone that starts with random weights has none"
+        assert isinstance(self.tower_.feature_map, FeatureMap), (
+            "the network sees the features of the trained backbone as they are"
+        )
         return self.tower_.feature_map
 
     @property
@@ -333,8 +345,7 @@ class DeepMethod(Method):
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Rebuild the tower and load its tensors."""
-        may_lack_map = self._trains_whole_backbone
-        components = state.get("feature_map.components") if may_lack_map else state["feature_map.components"]
+        components = state.get("feature_map.components") if self._trains_backbone else state["feature_map.components"]
         feature_map = nn.Identity() if components is None else FeatureMap(*components.shape)
         device = resolved(self.device)
         self.tower_ = Tower(self._backbone_part(device), feature_map, nn.Identity()).to(device)

@@ -87,8 +87,7 @@ class HeadMethod(DeepMethod):
     @property
     def trunk_width(self) -> int | None:
         """Outputs of the layer on frozen features; None if the backbone is trained, which needs no layer as a trunk."""
-        is_trained = self.image_input_ is not None and self.finetune != "none"
-        return None if is_trained else self.width
+        return None if self._trains_backbone else self.width
 
     @property
     def uses_feature_map(self) -> bool:  # type: ignore[override]

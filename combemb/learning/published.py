@@ -25,9 +25,9 @@ class WithSGD(DeepMethod):
         """Return the form of the release for CIFAR-10, which takes a GPU.
 
         A ResNet-18 of width 64 on pixels, whose last stage is trained after the first stages; SGD, 200 epochs, batches
-        of 128, gradients as they are. Views are mirrored and cropped; the releases shift them by up to 4 pixels.
-        Features of the backbone have unit length, which does not change their ranks and cosines. What a method has
-        otherwise, its own `as_published` sets.
+        of 128, gradients as they are. Heads and centres see the features of the backbone as they are. Views are
+        mirrored and cropped; the releases shift them by up to 4 pixels. The first stages have recipes of their own,
+        with AdamW. What a method has otherwise, its own `as_published` sets.
 
         Parameters
         ----------

@@ -214,7 +214,7 @@ class CombEmb(PairSettings, DeepMethod, CodeMethod):
             self.scratch.near = neighbourhood(self, data, clean, known, rng).to(self._net.threshold.device)
         if "kmeans" in self.pair_rules:
             n = self.n_clusters or estimated_classes(data, clean, int(self.seed))
-            self.scratch.n_clusters = min(n, len(data.items))
+            self.n_clusters_ = min(n, len(data.items))
 
     @torch.no_grad()
     def on_epoch(self, data: Batches, epoch: int) -> None:
@@ -222,7 +222,7 @@ class CombEmb(PairSettings, DeepMethod, CodeMethod):
         if "kmeans" in self.pair_rules and epoch % self.epochs_per_clustering == 0:
             device, parts = self._net.threshold.device, torch.arange(len(data.items)).split(data.items.n_rows)
             z = torch.cat([self._net(self.clean_features(data.items, rows).to(device)).cpu() for rows in parts])
-            found = kmeans(z, self.scratch.n_clusters, seed=int(self.seed), progress=False)
+            found = kmeans(z, self.n_clusters_, seed=int(self.seed), progress=False)
             self.kept["clusters"] = torch.from_numpy(found.assignment)
 
     def losses(self, batch: Batch) -> Terms:
@@ -308,8 +308,9 @@ class CombEmb(PairSettings, DeepMethod, CodeMethod):
         return {**threshold, **rules, **code_use(codes, codebook.sizes)}
 
     def facts(self) -> dict[str, Any]:
-        """Return a text about the meta-class sets, if they were drawn here."""
-        return {"meta_class_sets": str(self.meta_classes_)} if hasattr(self, "meta_classes_") else {}
+        """Return a text about the meta-class sets, if they were drawn here, and the clusters of the rule `kmeans`."""
+        sets = {"meta_class_sets": str(self.meta_classes_)} if hasattr(self, "meta_classes_") else {}
+        return sets | ({"n_clusters": self.n_clusters_} if hasattr(self, "n_clusters_") else {})
 
     @property
     def panels(self) -> tuple[Panel, ...]:
@@ -326,9 +327,11 @@ class CombEmb(PairSettings, DeepMethod, CodeMethod):
         last = self.log_[-1]
         few = ["one seen class: the labels only tell what is not new; label a second class to learn from them"]
         used = [share for row in last["code_use"] for share in row]
+        how = "estimated" if self.n_clusters is None else "given"
         return [
             f"meta-classes: {self.meta_classes_}",
             self.rule_report(last),
+            *([f"rule kmeans: {self.n_clusters_} clusters ({how})"] if hasattr(self, "n_clusters_") else []),
             f"codes: {last['n_codes']} distinct among {last['n_coded']} items; "
             f"a word is used by {min(used):.1%} to {max(used):.1%} of them",
             *(few if len(self.classes_) == 1 else []),

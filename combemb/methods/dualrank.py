@@ -117,10 +117,6 @@ class DualRank(WithSGD, HeadMethod):
         return net
 
     @property
-    def _trains_backbone(self) -> bool:
-        return self.trunk_width is None
-
-    @property
     def _k(self) -> int:
         return self.n_ranked or (PUBLISHED_RANKED if self._trains_backbone else N_RANKED)
 

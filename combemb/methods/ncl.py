@@ -100,8 +100,9 @@ class NCL(PairHeads):
 
     The queues get z of a batch after its losses; z' and the queues have no gradient. Departures, besides those of
     `PairHeads`: the release sets t_i to (1 - own_share) / k for the k largest of c_i and then to own_share for z'_i, so
-    that it does not always sum to one. Unlabelled items may be of seen classes here, so that a hard negative may have
-    the class of its item. With few items, only half as many of a queue are used.
+    that it does not always sum to one; hard negatives are used from the first step on, in the release from epoch 3 on.
+    Unlabelled items may be of seen classes here, so that a hard negative may have the class of its item. With few
+    items, only half as many of a queue are used.
     """
 
     paper: ClassVar[str] = "NCL: Neighborhood Contrastive Learning for Novel Class Discovery, CVPR 2021"
@@ -127,7 +128,10 @@ class NCL(PairHeads):
 
     @classmethod
     def as_published(cls, **settings: Any) -> Self:
-        """Return the form of the release for CIFAR-10, for a GPU; see `PairHeads.as_published`."""
+        """Return the form of the release for CIFAR-10, for a GPU; see `PairHeads.as_published`.
+
+        For CIFAR-100, the release has `n_far=400`.
+        """
         return super().as_published(**{"positive_threshold": 0.95, **settings})
 
     def network(self, n_features: int, n_seen: int, n_novel: int) -> HeadNetwork:

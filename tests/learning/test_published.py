@@ -1,12 +1,15 @@
 """The form of each method in its release: its numbers, its schedule, and a fit from pixels at toy size."""
 
 import math
+from dataclasses import fields
 
+import numpy as np
 import pytest
 import torch
 
 from combemb.learning.deep import Tower
 from combemb.learning.published import WithSGD
+from combemb.methods.combemb import CombEmb
 from combemb.methods.dtc import DTC
 from combemb.methods.dualrank import DualRank
 from combemb.methods.gcd import GCD
@@ -65,9 +68,24 @@ def test_the_published_form_learns_from_pixels_at_toy_size(cls, tmp_path, monkey
     assert isinstance(optimiser, torch.optim.SGD)
     assert [(group["lr"], group["momentum"]) for group in optimiser.param_groups] == [(0.1, 0.9)] * 2
     assert isinstance(method.network_.trunk, torch.nn.Identity)  # the backbone's last stage
-    assert method.uses_feature_map is False
+    with torch.no_grad():
+        x = next(iter(method._chunks(PIXELS, False)))
+        features = method.tower_.features(x)
+        assert torch.equal(features, method.tower_.backbone(x))  # not at unit length: q of DTC depends on it
+    assert ((features.norm(dim=1) - 1).abs() > 0.1).any()
     assert method.embed(PIXELS).isfinite().all()
     assert set(method.predict(PIXELS)) <= {*SEEN, "novel-1", "novel-2"}
+    method.save(tmp_path / "run")
+    loaded = cls.load(tmp_path / "run")
+    assert torch.equal(loaded.embed(PIXELS), method.embed(PIXELS))
+    assert np.array_equal(loaded.predict(PIXELS), method.predict(PIXELS))
+
+
+def test_the_published_form_of_combemb_learns_from_pixels_at_toy_size():
+    small = {name: value for name, value in SMALL.items() if name in {field.name for field in fields(CombEmb)}}
+    method = CombEmb.as_published(12, backbone="resnet18", finetune="all", **small).fit(PIXELS, LABELS)
+    assert method.embed(PIXELS).isfinite().all()
+    assert method.encode(PIXELS).shape == (len(PIXELS), 6)
 
 
 @pytest.mark.parametrize("cls", METHODS)

@@ -190,12 +190,19 @@ def test_the_clusters_are_those_of_z_of_the_clean_items():
     assert not np.array_equal(method.kept["clusters"], clusters)
 
 
-def test_the_number_of_clusters_is_estimated_or_at_most_that_of_the_items():
+def test_the_number_of_clusters_is_estimated_or_at_most_that_of_the_items_and_said():
     method, data = fitted(pair_rules=("kmeans",))
     pile = Pile(mapped_items(method).numpy(), data.labels.values, seed=0)
-    assert method.scratch.n_clusters == 5 + count_novel(pile).n in {7, 8}
+    n = 5 + count_novel(pile).n
+    assert n in {7, 8}
+    assert method.facts()["n_clusters"] == n
+    assert f"rule kmeans: {n} clusters (estimated)" in method.summary()
     method, _ = fitted(pair_rules=("kmeans",), n_clusters=1_000)
-    assert method.scratch.n_clusters == 200
+    assert method.facts()["n_clusters"] == 200
+    assert "rule kmeans: 200 clusters (given)" in method.summary()
+    other, _ = fitted()
+    assert "n_clusters" not in other.facts()
+    assert not [line for line in other.summary() if "clusters" in line]
     with pytest.raises(ValueError, match="cannot be estimated if items have several labels; set n_clusters"):
         fitted(multi=True, pair_rules=("kmeans",))
     fitted(multi=True, pair_rules=("kmeans",), n_clusters=7)

@@ -187,15 +187,25 @@ def test_pairs_are_those_with_a_large_cosine():
     assert NCL(positive_threshold=0.8).pairs(f).tolist() == expected
 
 
-def test_hard_negatives_raise_the_loss_and_are_off_by_default():
+def test_hard_negatives_join_the_contrast_of_unlabelled_items_and_are_off_by_default():
     assert NCL().hard_negatives is False
-    terms = []
-    for is_hard in (False, True):
-        method, batch = training(hard_negatives=is_hard, n_far=4, n_rounds=2, n_hard=7)
-        with seeded(0):
-            terms.append(method.losses(batch))
-    assert terms[1]["neighbours"] > terms[0]["neighbours"]
-    assert terms[1]["of_class"] == terms[0]["of_class"]
+    some = {"n_far": 4, "n_rounds": 2, "n_hard": 7}
+    method, batch = training(hard_negatives=True, **some)
+    with seeded(0):
+        terms = method.losses(batch)
+    z, other = (unit(method.network_.trunk(x))[N_LABELLED:] for x in (batch.x, batch.other))
+    queue, labelled = directions(14, 6, seed=9)[-12:], directions(5, 6, seed=8)
+    with seeded(0):
+        hard = hard_negatives(z, queue, labelled, **some)
+    near = neighbour_targets(z @ queue.T, 2, 0.2)
+    expected = 0
+    for i in range(len(z)):
+        log_p = log_softmax([value / 0.3 for value in (z[i] @ other[i].detach(), *(queue @ z[i]), *hard[i])])
+        expected = expected - sum(t * value for t, value in zip(near[i], log_p[:13], strict=True)) / len(z)
+    torch.testing.assert_close(terms["neighbours"], expected)
+    without = training()[0].losses(training()[1])
+    assert terms["neighbours"] > without["neighbours"]
+    assert terms["of_class"] == without["of_class"]
 
 
 def test_queues_of_small_data_are_at_most_half_of_it():

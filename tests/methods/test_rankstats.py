@@ -133,6 +133,25 @@ def test_scores_are_those_of_the_head_over_all_classes_in_the_order_of_classes()
     assert torch.equal(method.logits(batch.x), scores[:, [3, 0, 4, 1, 2]])
 
 
+@pytest.mark.parametrize("cls", [RankStats, NCL])
+@pytest.mark.parametrize("clean_pairs", [True, False])
+def test_pairs_are_found_on_the_clean_view_of_a_fit_if_that_is_set(cls, clean_pairs):
+    toy, seen = blobs(3, 2, n_each=20, D=8), []
+
+    class Watched(cls):
+        def losses(self, batch):
+            seen.append(batch)
+            return super().losses(batch)
+
+    model = Watched(**QUICK, epochs=1, n_novel=2, clean_pairs=clean_pairs).fit(toy.x, toy.labels, progress=False)
+    batch = seen[0]
+    assert (batch.clean is not None) == clean_pairs
+    if clean_pairs:
+        expected = model.tower_.features(torch.from_numpy(toy.x[batch.rows.numpy()]))
+        torch.testing.assert_close(batch.clean, expected)
+        assert not torch.isclose(batch.clean, batch.x).all()
+
+
 @pytest.mark.parametrize("seed", [2, 5])
 def test_diagnostics_count_pairs_of_different_items(seed):
     method, batch = training()

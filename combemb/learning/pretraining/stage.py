@@ -1,4 +1,4 @@
-"""What a first stage is, and its weights: trained once for the same data, backbone and recipe."""
+"""What a first stage is, and its weights: trained once for the same data, backbone, recipe and seed."""
 
 import hashlib
 import json
@@ -70,6 +70,7 @@ def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress:
         "labels": given.labels.digest if stage.uses_labels else None,
         "backbone": [images.name, images.width, images.start_digest],
         "size": images.size,
+        "seed": images.seed,
         "recipe": stage.recipe,
     }
     digest = hashlib.sha256(json.dumps(holds, sort_keys=True).encode()).hexdigest()[:16]

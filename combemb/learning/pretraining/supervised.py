@@ -18,7 +18,8 @@ from combemb.system.errors import require
 class Supervised(BackboneTraining):
     """Cross-entropy of a linear classifier on the labelled images, as DTC and RankStats start (Han et al. 2019, 2020).
 
-    L = -log softmax(W f(x))[y]. The classifier is thrown away.
+    L = -log softmax(W f(x))[y]. The classifier is thrown away. It trains the whole backbone by AdamW; the release of
+    RankStats trains the last stage and the classifier by SGD.
     """
 
     paper: ClassVar[str] = "Learning to Discover Novel Visual Categories via Deep Transfer Clustering, ICCV 2019"
