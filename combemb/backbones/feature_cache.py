@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from filelock import FileLock, Timeout
 from combemb.system.errors import require
 from combemb.system.files import write_json
 from combemb.system.progress import is_wanted
+from combemb.system.team import ALONE, Team
 from combemb.system.version import __version__
 
 CACHE_FORMAT = 2  # raise it when the same views get other pixels, so that older files are ignored
@@ -29,6 +31,7 @@ PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # those o
 RECORD, ROWS, KEYS = ".json", ".rows", ".keys"  # the files of a segment
 COPY_ROWS = 4096  # rows of one copy
 MAX_BYTES_IN_MEMORY = 256 * 2**20  # more features from several places are copied to a temporary file
+SECONDS_TO_APPEAR = 90.0  # the longest that a network file system hides new files from another machine
 
 
 def cache_root(given: Path | None) -> Path:
@@ -151,30 +154,64 @@ class Store:
             found.row[row >= 0] = row[row >= 0]
         return found
 
+    def find_stored(self, images: np.ndarray, views: np.ndarray, rows: np.ndarray) -> Found:
+        """Look for views of images as `find` does when those of the images at `rows` have all been stored."""
+        deadline = time.monotonic() + SECONDS_TO_APPEAR
+        while not (found := self.find(images, views)).is_there[rows].all():
+            is_late = time.monotonic() > deadline
+            require(not is_late, f"features that were just stored in {self.path} are not there; run this again")
+            time.sleep(0.5)
+        return found
+
     @contextmanager
-    def alone(self, progress: bool | None) -> Iterator[None]:
-        """Lock the store against other processes that extract, after they are done."""
+    def alone(self, progress: bool | None, team: Team = ALONE) -> Iterator[bool]:
+        """Lock the store against other processes that extract, after they are done.
+
+        Yields whether this process is the one of the team that writes into the store.
+        """
         lock = FileLock(self.path / ".lock")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                if is_wanted(progress):
+            is_writer, is_told = self._is_first_here(team), not is_wanted(progress)
+            while not all(team.exchange(not is_writer or _is_acquired(lock))):
+                lock.release()  # on several machines, two teams could otherwise hold a lock each and wait for the other
+                if not is_told:
                     print(f"waiting for another process that extracts features in {self.path}", file=sys.stderr)
-                lock.acquire()
-            yield
+                    is_told = True
+                time.sleep(0.05 + secrets.randbelow(50) / 1000)
+            yield is_writer
         except OSError as error:
             found = f"cannot store features in {self.path}: {error.strerror or error}"
             raise ValueError(f"{found}; free some space there, or set COMBEMB_CACHE to another folder") from error
         finally:
             lock.release()
 
+    def _is_first_here(self, team: Team) -> bool:
+        """Return whether no process of the team before this one uses the same folder, on whichever machine."""
+        if team.size == 1:
+            return True
+        mark = self.path / f".{secrets.token_hex(8)}"
+        try:
+            mark.touch()
+            is_here = [(self.path / name).exists() for name in team.exchange(mark.name)]
+            team.exchange(None)  # all have looked
+        finally:
+            mark.unlink(missing_ok=True)
+        return is_here.index(True) == team.rank
+
+
+def _is_acquired(lock: FileLock) -> bool:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    return True
+
 
 class Writer:
     """A new segment. Its rows are there for others after `save`, which also runs at the end of a `with` block.
 
-    Writing through a memory map would kill the process on a full disk.
+    Without rows there is no file. Writing through a memory map would kill the process on a full disk.
     """
 
     def __init__(self, store: Store, n_features: int, n_rows: int, network: str):
@@ -190,8 +227,6 @@ class Writer:
         self._files: tuple[BinaryIO, ...] = ()
 
     def __enter__(self) -> Self:
-        self._files = tuple(self.path.with_suffix(suffix).open("xb") for suffix in (ROWS, KEYS))
-        write_json(self.path, self.record)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -204,6 +239,11 @@ class Writer:
 
     def add(self, images: np.ndarray, views: np.ndarray, x: np.ndarray) -> None:
         """Add the features (n, V, F) of views (V,) of images (n, 2), which are given by their keys."""
+        if len(images) == 0:
+            return
+        if not self._files:
+            self._files = tuple(self.path.with_suffix(suffix).open("xb") for suffix in (ROWS, KEYS))
+            write_json(self.path, self.record)
         keys = np.empty((len(images), len(views)), KEY)
         keys["image"], keys["view"] = images[:, None], views[None]
         keys["check"] = _check(keys)
