@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from combemb.backbones import extract as features
+from combemb.data.image_items import readable
 from combemb.data.images import Images
 from combemb.system.team import ALONE, Team
 from tests.backbones.tiny import Tiny, files, run
 from tests.real_processes import ended, started
 from tests.teams import begun, results_of, together
 
-N, N_BATCHES = 45, 6  # batches of eight, the last of which is smaller
+N = 45  # six batches of eight, the last of which is smaller
 
 
 def shared(
@@ -158,6 +159,24 @@ def test_an_image_that_the_process_whose_turn_it_is_cannot_read_is_left_out_by_a
     assert first["broken"] == second["broken"] == {9: "not an image of a known format"}
     require_same(first, second)
     assert len(first["x"]) == N - 1
+
+
+def looked_at(team: Team, images: list[Images]) -> tuple[list[int], dict[int, str]]:
+    rows, broken = readable(images[team.rank], False, team)
+    return rows.tolist(), broken
+
+
+def test_a_backbone_that_is_trained_sees_only_images_that_all_machines_can_read(tmp_path):
+    images = files(tmp_path / "files", n=20, broken=(3,))
+    copies = [images, copied(images, tmp_path / "copies")]
+    Path(copies[1].files[9]).write_bytes(b"")
+    first, second = together(tmp_path, 2, looked_at, copies)
+    assert first == second
+    assert first[0] == np.delete(np.arange(20), [3, 9]).tolist()
+    assert sorted(first[1]) == [3, 9]
+    Path(copies[0].files[12]).write_bytes(b"")  # two of twenty may be broken, three may not
+    for error in together(tmp_path, 2, looked_at, copies):
+        assert str(error).startswith("at least 3 of 20 images cannot be read")
 
 
 def test_processes_with_other_images_or_settings_are_refused(tmp_path):
