@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from combemb.system.errors import require
 from combemb.system.files import write_json
 from combemb.system.progress import is_wanted
-from combemb.system.team import ALONE, Team
+from combemb.system.team import ALONE, Team, sole_writer
 from combemb.system.version import __version__
 
 CACHE_FORMAT = 2  # raise it when the same views get other pixels, so that older files are ignored
@@ -169,43 +168,15 @@ class Store:
 
         Yields whether this process is the one of the team that writes into the store.
         """
-        lock = FileLock(self.path / ".lock")
+        where = f"waiting for another process that extracts features in {self.path}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            is_writer, is_told = self._is_first_here(team), not is_wanted(progress)
-            while not all(team.exchange(not is_writer or _is_acquired(lock))):
-                lock.release()  # on several machines, two teams could otherwise hold a lock each and wait for the other
-                if not is_told:
-                    print(f"waiting for another process that extracts features in {self.path}", file=sys.stderr)
-                    is_told = True
-                time.sleep(0.05 + secrets.randbelow(50) / 1000)
-            yield is_writer
+            with sole_writer(
+                self.path, team, lambda: is_wanted(progress) and print(where, file=sys.stderr)
+            ) as is_writer:
+                yield is_writer
         except OSError as error:
             found = f"cannot store features in {self.path}: {error.strerror or error}"
             raise ValueError(f"{found}; free some space there, or set COMBEMB_CACHE to another folder") from error
-        finally:
-            lock.release()
-
-    def _is_first_here(self, team: Team) -> bool:
-        """Return whether no process of the team before this one uses the same folder, on whichever machine."""
-        if team.size == 1:
-            return True
-        mark = self.path / f".{secrets.token_hex(8)}"
-        try:
-            mark.touch()
-            is_here = [(self.path / name).exists() for name in team.exchange(mark.name)]
-            team.exchange(None)  # all have looked
-        finally:
-            mark.unlink(missing_ok=True)
-        return is_here.index(True) == team.rank
-
-
-def _is_acquired(lock: FileLock) -> bool:
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
-    return True
 
 
 class Writer:

@@ -131,10 +131,11 @@ def training_data(method: Interface, given: Given, progress: bool | None) -> Loa
     images = method.image_input_ = None if given.images is None else method.image_input()
     n_features = images.backbone.n_features if images else int(np.shape(given.x)[-1])  # type: ignore[arg-type]
     method.check_features(len(given), n_features)
+    team = Team.of_all()
     if images:
         for stage in method.first_stages():
-            images.start_from(weights_after(stage, images, everything, progress))
-    data = load_items(given, images, method.n_views, progress, Team.of_all())
+            images.start_from(weights_after(stage, images, everything, progress, team))
+    data = load_items(given, images, method.n_views, progress, team)
     if data.broken:
         method.check_labels(data.labels)
         method.check_features(len(data.labels), n_features)

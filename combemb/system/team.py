@@ -1,14 +1,20 @@
 """Processes that share one piece of work: each does a part, all see every result, and an error of one ends all."""
 
-from collections.abc import Iterator
+import secrets
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch.distributed as dist
+from filelock import FileLock, Timeout
 
 from combemb.system import processes
 from combemb.system.errors import require
+
+LOCK = ".lock"  # in a folder that several programs may write; it stays
 
 Value = TypeVar("Value")
 
@@ -89,3 +95,57 @@ class Team:
 
 
 ALONE = Team()
+
+
+@contextmanager
+def sole_writer(folder: Path, team: Team, tell_waiting: Callable[[], object]) -> Iterator[bool]:
+    """Lock a folder against other programs, after they are done with it.
+
+    Parameters
+    ----------
+    folder : Path
+        It is made if necessary. Processes on several machines may have the same one or each their own.
+    team : Team
+        All its processes enter the block together.
+    tell_waiting : callable
+        Called once if there is something to wait for.
+
+    Yields
+    ------
+    bool
+        Whether this is the one process of the team that writes into this folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, is_writer, is_told = FileLock(folder / LOCK), _is_first_in(folder, team), False
+    try:
+        while not all(team.exchange(not is_writer or _is_acquired(lock))):
+            lock.release()  # with several folders, two teams could otherwise hold one each and wait for the other
+            if not is_told:
+                tell_waiting()
+                is_told = True
+            time.sleep(0.05 + secrets.randbelow(50) / 1000)
+        yield is_writer
+    finally:
+        lock.release()
+
+
+def _is_first_in(folder: Path, team: Team) -> bool:
+    """Return whether no process of lower rank has the same folder."""
+    if team.size == 1:
+        return True
+    mark = folder / f".{secrets.token_hex(8)}"
+    try:
+        mark.touch()
+        is_here = [(folder / name).exists() for name in team.exchange(mark.name)]
+        team.exchange(None)  # all have looked
+    finally:
+        mark.unlink(missing_ok=True)
+    return is_here.index(True) == team.rank
+
+
+def _is_acquired(lock: FileLock) -> bool:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    return True
