@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 from combemb.system import processes
@@ -48,7 +47,7 @@ class Team:
     def exchange(self, value: Value) -> list[Value]:
         """Return the values of all processes, in order of rank, when each has given its own.
 
-        The wait has a limit of half an hour (torch's default), so exchange something after each piece of long work.
+        Waiting has a limit, so exchange something after each piece of long work.
         """
         values = self._given(value)
         for rank, given in enumerate(values):
@@ -57,10 +56,7 @@ class Team:
         return values
 
     def _given(self, value: Any) -> list[Any]:
-        values = [value] * self.size
-        if self.size > 1:
-            dist.all_gather_object(values, value)
-        return values
+        return processes.given_by_all(value) if self.size > 1 else [value]
 
     def in_turns(self, values: Iterator[Value]) -> Iterator[Value]:
         """Yield the values of all processes, none of them None: the first of each in order of rank, then the second.
