@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from combemb.system.errors import require
 from combemb.system.files import write_json
 from combemb.system.progress import is_wanted
+from combemb.system.team import ALONE, Team, sole_writer
 from combemb.system.version import __version__
 
 CACHE_FORMAT = 2  # raise it when the same views get other pixels, so that older files are ignored
@@ -29,6 +30,7 @@ PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # those o
 RECORD, ROWS, KEYS = ".json", ".rows", ".keys"  # the files of a segment
 COPY_ROWS = 4096  # rows of one copy
 MAX_BYTES_IN_MEMORY = 256 * 2**20  # more features from several places are copied to a temporary file
+SECONDS_TO_APPEAR = 90.0  # the longest that a network file system hides new files from another machine
 
 
 def cache_root(given: Path | None) -> Path:
@@ -151,30 +153,36 @@ class Store:
             found.row[row >= 0] = row[row >= 0]
         return found
 
+    def find_stored(self, images: np.ndarray, views: np.ndarray, rows: np.ndarray) -> Found:
+        """Look for views of images as `find` does when those of the images at `rows` have all been stored."""
+        deadline = time.monotonic() + SECONDS_TO_APPEAR
+        while not (found := self.find(images, views)).is_there[rows].all():
+            is_late = time.monotonic() > deadline
+            require(not is_late, f"features that were just stored in {self.path} are not there; run this again")
+            time.sleep(0.5)
+        return found
+
     @contextmanager
-    def alone(self, progress: bool | None) -> Iterator[None]:
-        """Lock the store against other processes that extract, after they are done."""
-        lock = FileLock(self.path / ".lock")
+    def alone(self, progress: bool | None, team: Team = ALONE) -> Iterator[bool]:
+        """Lock the store against other processes that extract, after they are done.
+
+        Yields whether this process is the one of the team that writes into the store.
+        """
+        where = f"waiting for another process that extracts features in {self.path}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                if is_wanted(progress):
-                    print(f"waiting for another process that extracts features in {self.path}", file=sys.stderr)
-                lock.acquire()
-            yield
+            with sole_writer(
+                self.path, team, lambda: is_wanted(progress) and print(where, file=sys.stderr)
+            ) as is_writer:
+                yield is_writer
         except OSError as error:
             found = f"cannot store features in {self.path}: {error.strerror or error}"
             raise ValueError(f"{found}; free some space there, or set COMBEMB_CACHE to another folder") from error
-        finally:
-            lock.release()
 
 
 class Writer:
     """A new segment. Its rows are there for others after `save`, which also runs at the end of a `with` block.
 
-    Writing through a memory map would kill the process on a full disk.
+    Without rows there is no file. Writing through a memory map would kill the process on a full disk.
     """
 
     def __init__(self, store: Store, n_features: int, n_rows: int, network: str):
@@ -190,8 +198,6 @@ class Writer:
         self._files: tuple[BinaryIO, ...] = ()
 
     def __enter__(self) -> Self:
-        self._files = tuple(self.path.with_suffix(suffix).open("xb") for suffix in (ROWS, KEYS))
-        write_json(self.path, self.record)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -204,6 +210,11 @@ class Writer:
 
     def add(self, images: np.ndarray, views: np.ndarray, x: np.ndarray) -> None:
         """Add the features (n, V, F) of views (V,) of images (n, 2), which are given by their keys."""
+        if len(images) == 0:
+            return
+        if not self._files:
+            self._files = tuple(self.path.with_suffix(suffix).open("xb") for suffix in (ROWS, KEYS))
+            write_json(self.path, self.record)
         keys = np.empty((len(images), len(views)), KEY)
         keys["image"], keys["view"] = images[:, None], views[None]
         keys["check"] = _check(keys)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from combemb.system.machine import n_cores
+from combemb.system.machine import is_limited_by_torchrun, n_cores
 
 SWITCH = "COMBEMB_OPENVINO"  # an environment variable; 0 turns it off
 TOLERANCE = 1e-4  # largest difference from torch's features, relative to the largest of them
@@ -120,5 +120,5 @@ def _imported() -> Any:
 
 
 def _n_threads() -> int:
-    limit = os.environ.get("OMP_NUM_THREADS", "")
+    limit = "" if is_limited_by_torchrun() else os.environ.get("OMP_NUM_THREADS", "")
     return min(n_cores(), int(limit)) if limit.isdigit() and int(limit) > 0 else n_cores()

@@ -12,6 +12,7 @@ from combemb.data.colour import coloured
 from combemb.data.images import BrokenImage, Images, refuse_many_broken
 from combemb.system.machine import n_cores
 from combemb.system.progress import Display
+from combemb.system.team import ALONE, Team
 
 
 class ImageItems:
@@ -55,15 +56,26 @@ class ImageItems:
         return {"shape": [len(self)]}
 
 
-def readable(images: Images, progress: bool | None = None, n_threads: int = 2) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the positions of readable images, and reasons for the others; ValueError if too many are broken."""
+def readable(
+    images: Images, progress: bool | None = None, team: Team = ALONE, n_threads: int = 2
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Return the positions of images that all processes of the team can read, and reasons for the others.
+
+    Raises a ValueError if too many are broken.
+    """
     if images.pixels is not None:
         return np.arange(len(images)), {}
-    broken: dict[int, str] = {}
-    with ThreadPoolExecutor(n_threads) as pool, Display("looking at images", len(images), "images", progress) as shown:
+    own: dict[int, str] = {}
+    with (
+        team.bound(),
+        ThreadPoolExecutor(n_threads) as pool,
+        Display("looking at images", len(images), "images", progress) as shown,
+    ):
         for i, why in enumerate(pool.map(images.reason, range(len(images)))):
             if why is not None:
-                broken[i] = why
-                refuse_many_broken(broken, images)
+                own[i] = why
+                refuse_many_broken(own, images)
             shown.advance(1)
-    return np.delete(np.arange(len(images)), list(broken)), broken
+        broken = {row: why for found in team.exchange(own) for row, why in found.items()}
+        refuse_many_broken(broken, images)
+    return np.delete(np.arange(len(images)), list(broken)), dict(sorted(broken.items()))

@@ -148,6 +148,17 @@ class Images:
         return digest.hexdigest()
 
     @property
+    def key_of_copies(self) -> str:
+        """Hex digest of all pixels of an array, or of the name and size of each file, which copies have in common."""
+        if self.files is None:
+            return self._key_of_pixels
+        digest = hashlib.blake2b(digest_size=16)
+        for i, file in enumerate(self.files):
+            name = self.name(i).encode("utf-8", "surrogateescape")
+            digest.update(name + repr(_size_and_times(Path(file))[:1]).encode())
+        return digest.hexdigest()
+
+    @property
     def image_keys(self) -> np.ndarray:
         """A digest of each image, (N, 2) uint64: of its pixels, or of the path, size and times of its file."""
         if self.files is None:

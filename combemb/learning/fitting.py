@@ -24,6 +24,7 @@ from combemb.search.metrics import code_use
 from combemb.system import processes
 from combemb.system.errors import require
 from combemb.system.machine import is_available, resolved
+from combemb.system.team import Team
 
 MAX_DIAGNOSED_ITEMS = 20_000  # codes of at most so many items are counted at the end of a fit
 
@@ -64,12 +65,12 @@ def _fit(method: Interface, x: Any, labels: Any, run: RunFolder | None, *, resum
     everything = read_given(x, labels)
     given = everything.training_part()
     method.path_ = None if given.path is None else str(given.path)
-    data = training_data(method, given, progress)
-    identity = {**data.items.fingerprint(), "key": data.key, "labels": given.labels.digest}
-    config = saving.config_of(method, data.labels.classes, identity)
-    if run and stored:
-        saving.require_same_data(run.folder, stored, config)
     with processes.process_group(resolved(method.device)):
+        data = training_data(method, given, progress)
+        identity = {**data.items.fingerprint(), "key": data.key, "labels": given.labels.digest}
+        config = saving.config_of(method, data.labels.classes, identity)
+        if run and stored:
+            saving.require_same_data(run.folder, stored, config)
         if run and stored and run.is_complete():
             method.classes_, method.broken_, method.log_ = data.labels.classes, data.broken, run.log()
             method.check_ = _stored_check(run)
@@ -130,10 +131,11 @@ def training_data(method: Interface, given: Given, progress: bool | None) -> Loa
     images = method.image_input_ = None if given.images is None else method.image_input()
     n_features = images.backbone.n_features if images else int(np.shape(given.x)[-1])  # type: ignore[arg-type]
     method.check_features(len(given), n_features)
+    team = Team.of_all()
     if images:
         for stage in method.first_stages():
-            images.start_from(weights_after(stage, images, everything, progress))
-    data = load_items(given, images, method.n_views, progress)
+            images.start_from(weights_after(stage, images, everything, progress, team))
+    data = load_items(given, images, method.n_views, progress, team)
     if data.broken:
         method.check_labels(data.labels)
         method.check_features(len(data.labels), n_features)

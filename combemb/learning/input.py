@@ -24,7 +24,8 @@ from combemb.data.images import BrokenImage, Images
 from combemb.data.items import ArrayItems, Items, chunks
 from combemb.learning.settings import setting
 from combemb.system.errors import require
-from combemb.system.machine import limited_threads, n_cores, resolved, seeded
+from combemb.system.machine import limited_threads, resolved, seeded, threads_beside_decoding
+from combemb.system.team import ALONE, Team
 
 MIN_SIDE = 96  # pixels; smaller images are enlarged
 MAX_UNCACHED_IMAGES = 256  # clean features of up to so many images, such as queries, are not cached
@@ -154,8 +155,8 @@ class ImageInput:
         is_own = self.first_stage_weights is not None and self.trained != "all"
         return self.backbone.state_dict() if is_own else None
 
-    def load(self, given: Given, n_views: int, progress: bool | None) -> Loaded:
-        """Return images as the items that the method uses, without those that cannot be read."""
+    def load(self, given: Given, n_views: int, progress: bool | None, team: Team = ALONE) -> Loaded:
+        """Return images as the items that the method uses, without those that a process of the team cannot read."""
         assert given.images is not None
         self.decide_size(given.images)
         require(
@@ -164,7 +165,7 @@ class ImageInput:
             "restore the old ones, or fit again",
         )
         read = self._pixels if self.trained == "all" else self._features
-        items, rows, broken = read(given.images, n_views, progress)
+        items, rows, broken = read(given.images, n_views, progress, team)
         assert given.ids is not None
         named = {str(given.ids[row]): reason for row, reason in broken.items()}
         stage = self.map_stage
@@ -177,14 +178,16 @@ class ImageInput:
         features: Tensor = self.map_stage(x.to(resolved(self.device)))
         return features.cpu()
 
-    def _features(self, images: Images, n_views: int, progress: bool | None) -> tuple[Any, np.ndarray, dict[int, str]]:
+    def _features(
+        self, images: Images, n_views: int, progress: bool | None, team: Team
+    ) -> tuple[Any, np.ndarray, dict[int, str]]:
         require(
             self.is_pretrained,
             f"{self.name} comes without weights; set backbone_weights=FILE, or train it with "
             "finetune='all' of a method that trains a network",
         )
         is_last = self.trained == "last" or self.map_stage is not None
-        with limited_threads(min(torch.get_num_threads(), max(1, n_cores() // 2))):  # the other cores decode images
+        with limited_threads(threads_beside_decoding()):
             found = extract(
                 images,
                 self.backbone,
@@ -196,26 +199,31 @@ class ImageInput:
                 keep=n_views > 1 or len(images) > MAX_UNCACHED_IMAGES,
                 device=resolved(self.device),
                 progress=progress,
+                team=team,
             )
         items = ArrayItems(found.x)
         items.n_rows = LAST_STAGE_ROWS if is_last else items.n_rows
         return items, found.rows, found.broken
 
-    def _pixels(self, images: Images, _: int, progress: bool | None) -> tuple[Any, np.ndarray, dict[int, str]]:
+    def _pixels(
+        self, images: Images, _: int, progress: bool | None, team: Team
+    ) -> tuple[Any, np.ndarray, dict[int, str]]:
         if self.known_digest is None:  # raises an error if the backbone cannot process this size
             self.backbone.n_outputs(self.size, self.backbone.for_inference(), torch.device("cpu"))
-        rows, broken = readable(images, progress)
+        rows, broken = readable(images, progress, team)
         return ImageItems(Views(images, self.size, self.augmentation, self.seed), rows), rows, broken
 
 
-def load_items(given: Given, images: ImageInput | None, n_views: int, progress: bool | None) -> Loaded:
+def load_items(
+    given: Given, images: ImageInput | None, n_views: int, progress: bool | None, team: Team = ALONE
+) -> Loaded:
     """Return embeddings, or images by their reader, as items; images that cannot be read are left out."""
     if given.images is None:
         assert given.x is not None
         return Loaded(ArrayItems(given.x), given, given.ids)
     if images is None:
         raise ValueError("this model was fitted on embeddings; give it embeddings, not images")
-    return images.load(given, n_views, progress)
+    return images.load(given, n_views, progress, team)
 
 
 def embeddable(items: Items, n_inputs: int | None, progress: bool | None) -> Iterator[Tensor]:

@@ -42,8 +42,24 @@ def bfloat16_runs(device: torch.device) -> bool:
 
 
 def n_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use; those that torchrun starts on a machine share its cores."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, n // _n_processes_here())
+
+
+def is_limited_by_torchrun() -> bool:
+    """Return whether OMP_NUM_THREADS is 1 because torchrun starts several processes here, not because a user set it."""
+    return _n_processes_here() > 1 and os.environ.get("OMP_NUM_THREADS") == "1"
+
+
+def threads_beside_decoding() -> int:
+    """Return the number of threads for a network in torch while images are decoded: at most half of the cores."""
+    limit = n_cores() if is_limited_by_torchrun() else torch.get_num_threads()
+    return min(limit, max(1, n_cores() // 2))
+
+
+def _n_processes_here() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 @contextmanager

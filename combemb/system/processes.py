@@ -24,6 +24,14 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
+def given_by_all(value: Any) -> list[Any]:
+    """Return what each process gives, of any kind that can be pickled, in order of rank."""
+    values = [value] * world_size()
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
 def is_first() -> bool:
     """Return whether this process prints and writes files; torchrun also says so before the processes have joined."""
     return rank() == 0 if _has_joined() else os.environ.get("RANK", "0") == "0"

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from combemb import backbones
-from combemb.backbones import extract as features
-from combemb.backbones.extract import _LastInput
+from combemb.backbones import computing
+from combemb.backbones.computing import LastInput
 from combemb.backbones.openvino_network import SWITCH, TOLERANCE, converted, is_wanted
 from tests.backbones.tiny import Tiny, run, some_images
 
 
 @pytest.fixture(autouse=True)
 def is_used_for_few_images(monkeypatch):
-    monkeypatch.setattr(features, "MANY_PIXELS", 0)
+    monkeypatch.setattr(computing, "MANY_PIXELS", 0)
     monkeypatch.delenv(SWITCH, raising=False)
 
 
@@ -44,7 +44,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_features_are_those_of_torch_in_any_batch(name, size, last_stage):
     torch.manual_seed(0)
     frozen = backbones.build(name).for_inference()
-    network = _LastInput(frozen) if last_stage else frozen
+    network = LastInput(frozen) if last_stage else frozen
     fast = converted(network, size)
     assert fast is not None
     pixels = torch.randint(256, (11, 3, size, size)).float().contiguous(memory_format=torch.channels_last)
@@ -72,7 +72,7 @@ def test_the_cache_knows_who_computed_and_mixes_both(tmp_path, monkeypatch):
 
 
 def test_few_images_are_left_to_torch(tmp_path, monkeypatch):
-    monkeypatch.setattr(features, "MANY_PIXELS", 30 * 3 * 16**2 + 1)
+    monkeypatch.setattr(computing, "MANY_PIXELS", 30 * 3 * 16**2 + 1)
     assert network_of(run(some_images(), tmp_path)).startswith("torch ")
 
 

@@ -1,6 +1,8 @@
 """SimCLR and a classifier as first stages: their losses, what they depend on, resuming and sharing."""
 
+import json
 import math
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +22,10 @@ from combemb.learning.pretraining.simclr import SimCLR
 from combemb.learning.pretraining.supervised import Supervised
 from combemb.learning.pretraining.training import TrainedStage, share_right
 from combemb.system.machine import n_cores, seeded
+from combemb.system.team import Team
 from tests.learning.kinds import Head, Queue
 from tests.pictures import LABELS, PIXELS
+from tests.teams import together
 
 IMAGES = {"backbone": "resnet18", "backbone_width": 4, "image_size": 16}
 SMALL = {"epochs": 2, "batch_size": 36}
@@ -219,3 +223,26 @@ def test_methods_share_a_trained_stage(monkeypatch):
     assert len(fits) == 1
     OneHead(**{**common, "pretraining_epochs": 2}).fit(PIXELS, LABELS)
     assert len(fits) == 2
+
+
+def trained_by(team: Team, caches: list[Path]) -> tuple[str, bytes, str]:
+    """Name and content of the weights that several processes find after a stage, and the log beside them."""
+    os.environ["COMBEMB_CACHE"] = str(caches[team.rank])
+    images = Queue(**IMAGES, finetune="all").image_input()
+    path = weights_after(TrainedStage(SimCLR(**SMALL)), images, read_given(PIXELS, LABELS), False, team)
+    log = path.with_name("metrics.jsonl")
+    return path.parent.name, path.read_bytes(), log.read_text() if log.exists() else ""
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["one cache", "two caches"])
+def test_several_processes_train_a_stage_together(tmp_path, is_shared):
+    """With a cache for each, only the first process has the log, but both have the weights."""
+    caches = [tmp_path / "a", tmp_path / ("a" if is_shared else "b")]
+    for cache in caches:
+        cache.mkdir(exist_ok=True)
+    first, second = together(tmp_path, 2, trained_by, caches)
+    assert first[:2] == second[:2]
+    assert second[2] == (first[2] if is_shared else "")
+    assert [json.loads(line)["epoch"] for line in first[2].splitlines()] == [1, 2]
+    if is_shared:
+        assert together(tmp_path, 2, trained_by, caches) == [first, second], "it was trained again"

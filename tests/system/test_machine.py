@@ -1,6 +1,7 @@
 """Memory is kept between batches and then returned; malloc changes only in a process of our own."""
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from combemb.backbones import openvino_network
 from combemb.system import machine
 
 KEPT = """
@@ -84,3 +86,28 @@ def test_few_rows_are_worked_on_by_one_thread():
         assert n_threads() == before
         with machine.threads_for(machine.FEW_ROWS + 1):
             assert n_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "limit", "n_cores", "n_openvino"),
+    [
+        (None, None, 8, 8),
+        (None, "1", 8, 1),
+        ("1", "1", 8, 1),
+        ("2", "1", 4, 4),
+        ("3", "2", 2, 2),
+        ("2", "3", 4, 3),
+        ("16", "1", 1, 1),
+    ],
+)
+def test_processes_of_torchrun_share_the_cores(monkeypatch, n_processes, limit, n_cores, n_openvino):
+    """One thread for each of several processes is torchrun's own choice; any other number is the user's."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name, value in (("LOCAL_WORLD_SIZE", n_processes), ("OMP_NUM_THREADS", limit)):
+        if value:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name, raising=False)
+    assert (machine.n_cores(), openvino_network._n_threads()) == (n_cores, n_openvino)
+    with machine.limited_threads(1):  # what torchrun leaves of torch's
+        assert machine.threads_beside_decoding() == (max(1, n_cores // 2) if (n_processes, limit) == ("2", "1") else 1)

@@ -8,8 +8,6 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock
-
 from combemb.backbones.cached import PRETRAINING, WEIGHTS
 from combemb.backbones.feature_cache import cache_root
 from combemb.data.given import Given
@@ -18,6 +16,7 @@ from combemb.learning.input import ImageInput
 from combemb.learning.run_folder import CURVES, LOG
 from combemb.system.errors import Note
 from combemb.system.files import write_tensors
+from combemb.system.team import ALONE, Team, sole_writer
 
 RUN = "training"  # in the folder of a stage
 STAGE_FORMAT = 1  # increased when the same recipe gives other weights
@@ -37,12 +36,16 @@ class FirstStage(Protocol):
     def train(self, images: ImageInput, given: Given, folder: Path, progress: bool | None) -> None:
         """Train `images.backbone` in place on images that can all be read, with settings of the stage's own.
 
+        Under torchrun all processes call it at once.
+
         `folder` is for what an interrupted training needs to continue; a run folder in it is called RUN. Of all that,
         only the log and the curves of this run stay after the training.
         """
 
 
-def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress: bool | None) -> Path:
+def weights_after(
+    stage: FirstStage, images: ImageInput, given: Given, progress: bool | None, team: Team = ALONE
+) -> Path:
     """Return the file of a backbone's weights after a first stage: from the cache, or trained and stored there.
 
     All methods that use the same stage share the file; other processes wait until it is written.
@@ -56,6 +59,8 @@ def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress:
         The images to train on, with labels.
     progress : bool, optional
         None shows it on a terminal only.
+    team : Team, optional
+        Processes that all call this and train together.
 
     Returns
     -------
@@ -76,18 +81,21 @@ def weights_after(stage: FirstStage, images: ImageInput, given: Given, progress:
     digest = hashlib.sha256(json.dumps(holds, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_root(None) / PRETRAINING / f"{stage.recipe['name']}-{digest}"
     path = folder / WEIGHTS
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
-        if not path.exists():
-            rows, broken = readable(given.images, progress)
-            if broken:
+    with sole_writer(folder, team, lambda: None) as is_writer:
+        is_trained = all(team.exchange(path.exists()))
+        if not is_trained:
+            rows, broken = readable(given.images, progress, team)
+            if broken and team.rank == 0:
                 row, reason = next(iter(broken.items()))
                 what = f"{len(broken)} images that cannot be read, such as {given.ids[row]}: {reason}"
                 warnings.warn(f"left out of the first stage: {what}", Note, stacklevel=2)
             stage.train(images, given.take(rows) if broken else given, folder, progress)
-            write_tensors(path, images.backbone.state_dict(), {"holds": json.dumps(holds)})
-        _tidy(folder, path)
-        os.utime(folder)  # the time of this use, by which the cache is pruned
+        with team.bound():  # all go on when the weights are written
+            if is_writer:
+                if not is_trained:
+                    write_tensors(path, images.backbone.state_dict(), {"holds": json.dumps(holds)})
+                _tidy(folder, path)
+                os.utime(folder)  # the time of this use, by which the cache is pruned
     return path
 
 
