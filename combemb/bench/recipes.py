@@ -51,6 +51,35 @@ RETRIEVAL: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-DISCOVERY: Mapping[str, Mapping[str, Any]] = {}  # filled when the trials are complete
+DISCOVERY: Mapping[str, Mapping[str, Any]] = {  # of ORCA and CombEmb, no trial was better than the defaults
+    "dtc": {
+        "consistency_weight": 55.9,
+        "learning_rate": 0.00988,
+        "refresh_every": 1,
+        "variant": "te",
+        "width": 256,
+    },
+    "gcd": {
+        "label_temperature": 0.292,
+        "label_weight": 0.13,
+        "learning_rate": 0.00298,
+        "temperature": 0.921,
+        "width": 1024,
+    },
+    "ncl": {
+        "consistency_weight": 2.54,
+        "label_weight": 0.407,
+        "learning_rate": 0.00107,
+        "positive_threshold": 0.6,
+        "temperature": 0.0891,
+    },
+    "rankstats": {
+        "consistency_weight": 2.8,
+        "learning_rate": 0.00158,
+        "n_ranked": 1,
+        "start_steps": 1000,
+        "width": 1024,
+    },
+}
 
 TUNED = {"retrieval": RETRIEVAL, "discovery": DISCOVERY}
