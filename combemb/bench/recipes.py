@@ -59,6 +59,13 @@ DISCOVERY: Mapping[str, Mapping[str, Any]] = {  # of ORCA and CombEmb, no trial 
         "variant": "te",
         "width": 256,
     },
+    "dualrank": {
+        "consistency_weight": 1.05,
+        "learning_rate": 0.000189,
+        "mutual_weight": 0.296,
+        "n_ranked": 1,
+        "n_words": 2048,
+    },
     "gcd": {
         "label_temperature": 0.292,
         "label_weight": 0.13,
