@@ -96,7 +96,7 @@ PRESETS = {
                 "discovery": {"backbone": "resnet18", "image_size": 32, "backbone_rate": 1.0},
             },
             of_dataset={"tiny_imagenet": {"image_size": 64}},
-            stages=(("simclr", {"epochs": 500, "batch_size": 512}),),
+            stages=(("simclr", {}),),  # that of the methods with first stages of their own, so that all share it
             is_tuned=False,
             caveat="For retrieval: " + CAVEAT + " For discovery, the backbone starts from random weights.",
         ),

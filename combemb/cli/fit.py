@@ -11,6 +11,7 @@ from combemb.cli.options import (
     LabelFile,
     MethodName,
     Overwrite,
+    Published,
     Quiet,
     RunToWrite,
     Seed,
@@ -29,6 +30,7 @@ def fit(
     bits: Bits = None,
     seed: Seed = None,
     settings: Settings = None,
+    published: Published = False,
     overwrite: Overwrite = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     quiet: Quiet = False,
@@ -49,7 +51,7 @@ def fit(
     quiet = quiet or not processes.is_first()
     until_then = f"; until it is done, {folder} holds the run of before" if RunFolder(folder).is_complete() else ""
     with running(quiet, f"stopped; use --resume to continue from the last checkpoint{until_then}"):
-        model = chosen_method(method, bits, seed, settings)
+        model = chosen_method(method, bits, seed, settings, published)
         names = read_label_file(labels)
         with notes_shown():
             model.fit(data, names, folder=folder, overwrite=overwrite, resume=resume, progress=not quiet)

@@ -35,6 +35,14 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Another setting; `combemb settings` lists them. Repeatable."),
 ]
+Published = Annotated[
+    bool,
+    typer.Option(
+        "--published",
+        help="Take the settings that the method was published with instead of ours; --set still changes single ones. "
+        "Discovery methods then train on pixels for hundreds of epochs, which takes a GPU.",
+    ),
+]
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -84,13 +92,22 @@ def check_writable(path: Path, *suffixes: str) -> None:
         raise ValueError(f"cannot write {path}: there is no folder {path.parent}; create it first")
 
 
-def chosen_method(name: str, bits: int | None, seed: int | None, settings: list[str] | None) -> Any:
+def chosen_method(
+    name: str, bits: int | None, seed: int | None, settings: list[str] | None, published: bool = False
+) -> Any:
     """Return the method that these options describe."""
     from combemb import methods
 
-    cls = methods.get(name)
+    cls: Any = methods.get(name)
     own = [f"{option}={value}" for option, value in (("bits", bits), ("seed", seed)) if value is not None]
-    return cls(**parse_settings(cls, [*(settings or []), *own]))
+    chosen = parse_settings(cls, [*(settings or []), *own])
+    if not published:
+        return cls(**chosen)
+    if not hasattr(cls, "as_published"):
+        having = [known for known in methods.names() if hasattr(methods.get(known), "as_published")]
+        raise ValueError(f"--published: {cls.__name__} has no other settings; {', '.join(having)} have")
+    lengths = {"bits": cls.bits} if hasattr(cls, "bits") else {}
+    return cls.as_published(**{**lengths, **chosen})
 
 
 def parse_settings(cls: type[Any], texts: list[str]) -> dict[str, Any]:

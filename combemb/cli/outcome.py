@@ -45,17 +45,20 @@ def lines_of_fit(folder: Path) -> list[str]:
 
 def lines_of_run(folder: Path) -> list[str]:
     """Return what was found by all steps of a run, and what to do next."""
+    from combemb import methods
+    from combemb.learning.codes import CodeMethod
     from combemb.learning.run_folder import PAGE, RunFolder
 
-    found = _found(folder)
+    found, config = _found(folder), RunFolder(folder).config()
     (low, high), n = found["n_novel_interval"], found["n_novel"]
-    what = "image" if RunFolder(folder).config()["images"] else "item"
+    what = "image" if config["images"] else "item"
     novel = (
         f"found {n or 'no'} novel class{'' if n == 1 else 'es'}{f', probably {low} to {high}' if low < high else ''}"
     )
+    searches = (f"{command('search', folder)} {what.upper()}", f"finds {what}s like this one")
     follow = [
         *([(command("classes", folder, "name", "novel-1", "a name"), "names what was found")] if n else []),
-        (f"{command('search', folder)} {what.upper()}", f"finds {what}s like this one"),
+        *([searches] if issubclass(methods.get(config["method"]), CodeMethod) else []),
         (f"{command('predict', folder)} NEW-{what.upper()}S", f"sorts new {what}s into these classes"),
     ]
     width = max(len(text) for text, _ in follow)

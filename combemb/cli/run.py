@@ -19,6 +19,7 @@ from combemb.cli.options import (
     Data,
     LabelFile,
     MethodName,
+    Published,
     Quiet,
     RunToWrite,
     Seed,
@@ -52,6 +53,7 @@ def run(
     bits: Bits = None,
     seed: Seed = None,
     settings: Settings = None,
+    published: Published = False,
     update: Annotated[
         bool, typer.Option("--update", help="If data or settings have changed, replace the run by a new one.")
     ] = False,
@@ -79,7 +81,7 @@ def run(
     with running(quiet, "stopped; the same command goes on from here"):
         if os.environ.get("WORLD_SIZE", "1") != "1":
             raise ValueError("combemb run works in one process; under torchrun, use combemb fit and then combemb run")
-        model = chosen_method(method, bits, seed, settings)
+        model = chosen_method(method, bits, seed, settings, published)
         names = read_label_file(labels)
         with notes_shown():
             given = read_given(data, names)

@@ -1,18 +1,21 @@
 """Every preset runs at toy size: on images in a published layout, with all methods, in every task."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
 
-from combemb import backbones
+from combemb import backbones, methods
 from combemb.bench import TABLES
 from combemb.bench.cells import cells_of
 from combemb.bench.fits import Places
 from combemb.bench.presets import PRESETS
 from combemb.bench.results import read_result
 from combemb.bench.runner import run
+from combemb.learning.head import STAGES
+from combemb.learning.pretraining.training import TrainedStage
 from combemb.system.machine import seeded
 from tests.bench.toys import toy, write_cifar10
 
@@ -83,6 +86,20 @@ def test_the_paper_preset_fine_tunes_from_weights_and_from_first_stages(data: Pa
     clusters = scores_of(some, preset, places)
     assert clusters["combemb"]["settings"]["backbone_weights"].endswith(".safetensors")  # of SimCLR, like the features
     assert clusters["features"]["scores"].keys() >= {"test_acc_joint_all", "labels_acc_joint_all"}
+
+
+def test_all_methods_of_the_paper_preset_start_from_one_simclr():
+    """Those without first stages of their own get it from the preset; another recipe would be another backbone."""
+    recipes = set()
+    for cell in cells_of(DISCOVERY, PRESETS["paper"], splits=("0",), seeds=(3,)):
+        stages = [TrainedStage(STAGES[name](**dict(own))) for name, own in cell.stages]
+        if cell.method not in {"combemb", "features"}:
+            model = methods.get(cell.method)(**{k: v for k, v in cell.settings if k != "n_novel"}, seed=cell.seed)
+            model.image_input_ = model.image_input()
+            stages = model.first_stages()
+        assert stages[0].recipe["name"] == "simclr", cell.method
+        recipes.add(json.dumps(stages[0].recipe, sort_keys=True))
+    assert len(recipes) == 1
 
 
 def test_toy_presets_keep_every_setting():

@@ -66,6 +66,21 @@ def test_a_search_needs_codes(fitted):
     assert text in refused("search", folder / "run", folder / "new.npz")
 
 
+def test_a_run_estimates_the_classes_and_does_not_send_to_a_search_that_needs_codes(tmp_path):
+    np.savez(tmp_path / "items.npz", x=BLOBS.x, labels=BLOBS.labels)
+    small = [f"--set={text}" for text in ("epochs=4", "width=24", "batch_size=64")]
+    asked = ("run", tmp_path / "items.npz", "--out", tmp_path / "run", "--method", "orca", *small)
+    shown = done(*asked).stdout
+    stored = json.loads((tmp_path / "run/run.json").read_text())
+    n = stored["n_novel"]
+    assert stored["settings"]["n_novel"] is None
+    assert f"head over 4 seen and {n} novel class{'' if n == 1 else 'es'} (estimated)\n" in shown
+    assert f"combemb predict {tmp_path / 'run'} NEW-ITEMS" in shown
+    assert "combemb search" not in shown
+    steps = json.loads(done(*asked, "--json").stdout)["steps"]
+    assert steps == dict.fromkeys(("fit", "discover", "page"), "unchanged")
+
+
 def test_methods_without_a_head_say_so(tmp_path):
     np.savez(tmp_path / "items.npz", x=BLOBS.x, labels=BLOBS.labels)
     done("fit", tmp_path / "items.npz", "--out", tmp_path / "run", "--method", "itq", "--bits", "12")

@@ -154,6 +154,24 @@ def test_delta_is_a_running_mean_of_the_smallest_squared_distance_and_bags_are_c
     assert not similar.all()
 
 
+def test_bags_are_made_with_the_delta_of_their_own_batch(monkeypatch):
+    """Far words count for a large delta; a small one leaves the nearest word of each place."""
+    monkeypatch.setattr("combemb.methods.dualrank.DELTA_MOMENTUM", 0.0)
+    method, _ = training(sharpness=1.0)
+    fill(method)
+    net, places = method.network_, normal(40, 2, 8, seed=2).relu()
+    net.delta.fill_(1e-3)
+    distances = word_distances(places, net.words.rows)
+
+    def pairs(delta: Tensor) -> list[list[bool]]:
+        largest = [set(bag.topk(2).indices.tolist()) for bag in bag_of_parts(distances, 1.0, delta)]
+        return [[a == b for a in largest] for b in largest]
+
+    expected = pairs(distances.amin(dim=2).mean())
+    assert expected != pairs(net.delta)
+    assert method.similar_parts(places).tolist() == expected
+
+
 # Distillation
 
 

@@ -22,10 +22,12 @@ def rank_statistics(features: Tensor, k: int, rows: slice = ALL) -> Tensor:
 
     Of equal features, the first ones count as larger, so that a run can be repeated.
     """
-    k = min(k, features.shape[1])
-    largest = features.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    is_large = torch.zeros_like(features).scatter_(1, largest, 1.0)
-    return is_large[rows] @ is_large.T == k
+    rest, found = features.clone(), []
+    for _ in range(min(k, features.shape[1])):  # much faster than a sort of all features
+        found.append(rest.argmax(dim=1, keepdim=True))
+        rest.scatter_(1, found[-1], -torch.inf)
+    largest = torch.cat(found, dim=1).sort(dim=1).values
+    return (largest[rows, None] == largest).all(dim=2)
 
 
 def same_cluster(clusters: Tensor, rows: slice = ALL) -> Tensor:

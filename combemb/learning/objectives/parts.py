@@ -57,7 +57,7 @@ def inner_places(maps: Tensor) -> Tensor:
 def word_distances(places: Tensor, words: Tensor) -> Tensor:
     """Return ||z_ip - e_w||^2 (B, P, W) of places z (B, P, D) and words e (W, D)."""
     squares = places.square().sum(dim=2, keepdim=True) + words.square().sum(dim=1)
-    return (squares - 2 * places @ words.T).clamp(min=0)
+    return squares.sub_(places @ words.T, alpha=2).clamp_(min=0)
 
 
 def bag_of_parts(squared_distances: Tensor, sharpness: float, delta: Tensor) -> Tensor:
