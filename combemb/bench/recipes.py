@@ -8,8 +8,8 @@ k-means alone if it has no head (benchmarks/results/discovery_methods.jsonl). A 
 defaults.
 
 CombEmb has its defaults, which were chosen on the tuning splits of four data sets (docs/decisions/piles.md). The best
-of its trials are better on CIFAR-10: 0.678 against 0.652 with codes, but with K = 2 for any number of classes, and 0.812
-against 0.811 of the items in their class.
+of its trials are better on CIFAR-10: 0.678 against 0.652 with codes, but with K = 2 for any number of classes, and
+0.812 against 0.811 of the items in their class.
 """
 
 from collections.abc import Mapping

@@ -157,6 +157,22 @@ def test_both_stages_train_the_whole_backbone():
         assert unchanged == []
 
 
+@pytest.mark.parametrize("kind", [SimCLR, Supervised])
+def test_the_backbone_learns_as_fast_as_the_network(kind, monkeypatch):
+    """Although it starts from a file of weights, as a pretrained one does."""
+    rates, real = [], kind.optimisers
+
+    def watched(self):
+        made = real(self)
+        rates.extend([group["lr"] for optimiser in made for group in optimiser.param_groups])
+        return made
+
+    monkeypatch.setattr(kind, "optimisers", watched)
+    trained(kind(**SMALL))
+    assert len(rates) >= 2
+    assert set(rates) == {kind().learning_rate}
+
+
 @pytest.mark.parametrize("change", [{"epochs": 3}, {"temperature": 0.2}, {"crop_area": 0.5}, {"batch_size": 24}])
 def test_another_recipe_is_another_stage(change):
     assert TrainedStage(SimCLR(**SMALL)).recipe != TrainedStage(SimCLR(**{**SMALL, **change})).recipe

@@ -38,6 +38,7 @@ class BackboneTraining(DeepMethod):
     uses_labels: ClassVar[bool]
 
     finetune: str = setting("all", "a first stage trains the whole backbone", choices=("all",))
+    backbone_rate: float | None = setting(1.0, "a first stage trains the backbone as fast as its network", above=0)
     check_every: int = setting(5, "epochs between two checks of the features on the labelled items; ours", above=0)
 
     def _feature_map(self, *_: Any) -> None:
