@@ -241,7 +241,7 @@ def test_targets_are_fixed_first_and_refreshed_every_few_epochs_then():
     assert refreshed == [5, 9, 13, 17]
 
 
-@pytest.mark.parametrize("variant", ["pi", "tep"])
+@pytest.mark.parametrize("variant", ["pi", "te", "tep"])
 def test_refreshed_targets_follow_the_network_or_the_averages(variant):
     method, _, data = training(variant=variant)
     before = method.kept["targets"].clone()
@@ -250,9 +250,10 @@ def test_refreshed_targets_follow_the_network_or_the_averages(variant):
     method.kept.update({name: tensor.float() for name, tensor in method.kept.items()})
     hidden = torch.from_numpy(np.flatnonzero(BLOBS.labels < 0))
     q = assignments(method.network_.squared_distances(method.clean_features(data.items, hidden))).detach()
-    if variant == "tep":
+    if variant in {"te", "tep"}:
         averaged = normal(len(hidden[::2]), 5).softmax(dim=1).float()
         method._average(hidden[::2], averaged)
+    if variant == "tep":
         q[::2] = averaged
     method._refresh(data)
     assert not torch.equal(method.kept["targets"], before)
