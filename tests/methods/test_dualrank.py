@@ -180,6 +180,12 @@ def test_the_global_branch_starts_with_single_features_and_their_opposites():
     assert torch.equal(weight[:n], torch.stack([axes, -axes], dim=1).flatten(0, 1)[:n])
 
 
+def test_the_layer_on_maps_starts_with_single_features_and_their_opposites():
+    maps = normal(2, 3, 4, 5).float()
+    axes = [maps[:, 0], -maps[:, 0], maps[:, 1], -maps[:, 1]]
+    assert torch.equal(PlaceLayer(3, 4)(maps), torch.stack(axes, dim=1).relu())
+
+
 # Distillation
 
 
