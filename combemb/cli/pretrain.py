@@ -117,6 +117,7 @@ def _next(data: Path, labels: Path | None, images: ImageInput, weights: Path) ->
         "image_size": images.size,
         "backbone_weights": weights,
         "finetune": "last",
+        "backbone_rate": 1,  # as after a first stage of the method's own; weights of a file count as pretrained
     }
     chosen = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     return shlex.join(["combemb", "fit", str(data), *of_file, "--out", "RUN", "--method", NEXT_METHOD, *chosen])

@@ -23,7 +23,7 @@ from combemb.system import processes
 
 MAX_CLUSTERED = 20_000  # components and first centres come from at most so many unlabelled items
 AVERAGED = ("te", "tep")  # variants with averages over the epochs
-ROWS = 4_096  # items whose assignments are computed at a time
+ROWS, MAX_DIFFERENCES = 4_096, 2**28  # at most so many items are assigned at a time, with so many elements of z - u
 
 
 class ClusterNetwork(HeadNetwork):
@@ -165,7 +165,8 @@ class DTC(WithSGD, HeadMethod):
     def _refresh(self, data: Batches) -> None:
         """Compute the targets from q of the clean views of all unlabelled items, or from its averages."""
         net, hidden = self._net, self.scratch.hidden
-        chunks = (self.clean_features(data.items, rows).to(net.order.device) for rows in hidden.split(ROWS))
+        parts = hidden.split(max(min(ROWS, MAX_DIFFERENCES // net.centres.numel()), 1))
+        chunks = (self.clean_features(data.items, rows).to(net.order.device) for rows in parts)
         q = torch.cat([assignments(net.squared_distances(chunk)).cpu() for chunk in chunks])
         self.kept["targets"][hidden] = sharpened(self.averaged(hidden, q) if self.variant == "tep" else q)
 

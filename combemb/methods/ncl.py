@@ -100,9 +100,9 @@ class NCL(PairHeads):
 
     The queues get z of a batch after its losses; z' and the queues have no gradient. Departures, besides those of
     `PairHeads`: the release sets t_i to (1 - own_share) / k for the k largest of c_i and then to own_share for z'_i, so
-    that it does not always sum to one; hard negatives are used from the first step on, in the release from epoch 3 on.
-    Unlabelled items may be of seen classes here, so that a hard negative may have the class of its item. With few
-    items, only half as many of a queue are used.
+    that it does not always sum to one; neighbours and hard negatives count from the first steps on, in the release from
+    epochs 1 and 3 on. Unlabelled items may be of seen classes here, so that a hard negative may have the class of its
+    item. With few items, only half as many of a queue are used.
     """
 
     paper: ClassVar[str] = "NCL: Neighborhood Contrastive Learning for Novel Class Discovery, CVPR 2021"

@@ -67,12 +67,8 @@ def test_weights_are_trained_copied_and_ready_for_a_fit(photos: Path, cache: Pat
     words = [{"RUN": tmp_path / "run", "orca": "combemb"}.get(word, word) for word in command[1:]]
     done(*words, "--set", "epochs=1", "--set", "batch_size=24", "--set", "check=False", "--bits", "12")
     model = methods.load(tmp_path / "run")
-    assert (model.backbone, model.backbone_width, model.image_input_.size, model.finetune) == (
-        "resnet18",
-        4,
-        16,
-        "last",
-    )
+    found = (model.backbone, model.backbone_width, model.image_input_.size, model.finetune, model.backbone_rate)
+    assert found == ("resnet18", 4, 16, "last", 1.0)  # the rate that the backbone has after a stage of the method's own
 
 
 def test_what_only_an_interrupted_training_needs_is_removed(photos: Path, cache: Path):

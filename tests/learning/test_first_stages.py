@@ -116,12 +116,21 @@ def test_one_item_has_no_neighbours():
     assert share_right(torch.ones(1, 3), torch.tensor([2]), 5) == 0
 
 
+def checked(epochs: int, folder: Path, **settings) -> list[int]:
+    """The epochs after which a stage checked its features."""
+    method = SimCLR(**IMAGES, **SMALL | {"epochs": epochs}, **settings).fit(PIXELS, LABELS, folder=folder)
+    assert all(0 <= record.get("neighbours_right", 0) <= 1 for record in method.log_)
+    return [record["epoch"] for record in method.log_ if "neighbours_right" in record]
+
+
 def test_the_check_is_logged_every_few_epochs(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "STEPS_PER_DIAGNOSIS", 1)
-    method = SimCLR(**IMAGES, **SMALL | {"epochs": 6}, check_every=2).fit(PIXELS, LABELS, folder=tmp_path)
-    logged = [record["epoch"] for record in method.log_ if "neighbours_right" in record]
-    assert logged == [1, 3, 5, 6]  # every second one and the last
-    assert all(0 <= record.get("neighbours_right", 0) <= 1 for record in method.log_)
+    assert checked(7, tmp_path, check_every=3) == [3, 6, 7]
+
+
+def test_the_check_is_also_logged_if_an_epoch_has_few_steps(tmp_path):
+    """The loop asks after every tenth step only: here after every fifth epoch."""
+    assert checked(11, tmp_path) == [5, 10, 11]
 
 
 # What a stage depends on

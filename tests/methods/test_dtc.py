@@ -128,6 +128,19 @@ def test_targets_are_those_of_unlabelled_items_whatever_their_class():
     torch.testing.assert_close(targets[torch.from_numpy(hidden)], sharpened(q), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("most", [1, 200])
+def test_many_classes_are_compared_with_a_few_items_at_a_time(most, monkeypatch):
+    method, _, data = training()
+    method.network_.float()
+    method.kept["targets"] = method.kept["targets"].float()
+    whole, n_items, real = method.kept["targets"].clone(), [], method.network_.squared_distances
+    monkeypatch.setattr("combemb.methods.dtc.MAX_DIFFERENCES", most)
+    method.network_.squared_distances = lambda x: n_items.append(len(x)) or real(x)
+    method._refresh(data)
+    assert max(n_items) == max(most // 25, 1)  # five centres of five components
+    torch.testing.assert_close(method.kept["targets"], whole)
+
+
 @pytest.mark.parametrize(("start_steps", "is_learned"), [(200, True), (0, False)])
 def test_the_start_learns_the_labels_and_the_classifier_is_left_alone_then(start_steps, is_learned):
     method, _, data = training(start_steps=start_steps)
@@ -241,7 +254,7 @@ def test_targets_are_fixed_first_and_refreshed_every_few_epochs_then():
     assert refreshed == [5, 9, 13, 17]
 
 
-@pytest.mark.parametrize("variant", ["pi", "tep"])
+@pytest.mark.parametrize("variant", ["pi", "te", "tep"])
 def test_refreshed_targets_follow_the_network_or_the_averages(variant):
     method, _, data = training(variant=variant)
     before = method.kept["targets"].clone()
@@ -250,9 +263,10 @@ def test_refreshed_targets_follow_the_network_or_the_averages(variant):
     method.kept.update({name: tensor.float() for name, tensor in method.kept.items()})
     hidden = torch.from_numpy(np.flatnonzero(BLOBS.labels < 0))
     q = assignments(method.network_.squared_distances(method.clean_features(data.items, hidden))).detach()
-    if variant == "tep":
+    if variant in {"te", "tep"}:
         averaged = normal(len(hidden[::2]), 5).softmax(dim=1).float()
         method._average(hidden[::2], averaged)
+    if variant == "tep":
         q[::2] = averaged
     method._refresh(data)
     assert not torch.equal(method.kept["targets"], before)

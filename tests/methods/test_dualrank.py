@@ -172,6 +172,20 @@ def test_bags_are_made_with_the_delta_of_their_own_batch(monkeypatch):
     assert method.similar_parts(places).tolist() == expected
 
 
+def test_the_global_branch_starts_with_single_features_and_their_opposites():
+    method, _ = training(start_steps=0)
+    weight = method.network_.trunk[0].weight
+    n = min(weight.shape[0], 2 * weight.shape[1])
+    axes = torch.eye(weight.shape[1]).double()
+    assert torch.equal(weight[:n], torch.stack([axes, -axes], dim=1).flatten(0, 1)[:n])
+
+
+def test_the_layer_on_maps_starts_with_single_features_and_their_opposites():
+    maps = normal(2, 3, 4, 5).float()
+    axes = [maps[:, 0], -maps[:, 0], maps[:, 1], -maps[:, 1]]
+    assert torch.equal(PlaceLayer(3, 4)(maps), torch.stack(axes, dim=1).relu())
+
+
 # Distillation
 
 

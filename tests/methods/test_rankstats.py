@@ -187,6 +187,12 @@ def test_the_outputs_are_matched_to_the_seen_classes_at_the_end(cls):
     assert n_right(order) == max(map(n_right, permutations(range(5), 3))) > n_right(range(5))
 
 
+@pytest.mark.parametrize(("steps_per_epoch", "expected"), [(1, 1200), (7, 172), (120, 10), (500, 10)])
+def test_a_fit_has_1200_steps_but_at_least_ten_epochs(steps_per_epoch, expected):
+    assert RankStats().n_epochs(steps_per_epoch) == expected
+    assert RankStats(epochs=3).n_epochs(steps_per_epoch) == 3
+
+
 # Toy data
 
 

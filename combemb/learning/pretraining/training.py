@@ -56,8 +56,8 @@ class BackboneTraining(DeepMethod):
     @torch.no_grad()
     def diagnostics(self, batch: Batch, data: Batches) -> dict[str, Any]:
         """Return the share of labelled items that their nearest labelled neighbours put into their class."""
-        labels, epoch = self._labels(data), batch.step // len(data)
-        is_checked = epoch % self.check_every == 0 or epoch + 1 == self.n_epochs(len(data))
+        labels, n_done = self._labels(data), batch.step // len(data) + 1  # the loop asks at multiples of 10 at least
+        is_checked = n_done % self.check_every == 0 or n_done == self.n_epochs(len(data))
         if not is_checked or labels.is_multi or labels.n_seen < 2:
             return {}
         rows = labels.labelled_rows(MAX_CHECKED, np.random.default_rng(self.seed))

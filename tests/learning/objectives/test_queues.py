@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from combemb.learning.objectives.queues import Queue
+from combemb.system import processes
 
 
 def rows(start: int, n: int) -> torch.Tensor:
@@ -46,6 +47,15 @@ def test_rows_without_labels_are_unlabelled():
     queue.push(rows(0, 3), torch.tensor([4, 5, 6]))
     queue.push(rows(3, 3))
     assert queue.labels.tolist() == [-1, -1, 6, -1]
+
+
+def test_rows_of_all_processes_are_pushed_in_order_of_rank(monkeypatch):
+    monkeypatch.setattr(processes, "gather", lambda part: torch.cat([part, part + 10]))  # what a second one would have
+    queue = Queue(5, 2)
+    queue.push(rows(0, 3), torch.tensor([1, 2, 3]))
+    assert queue.n_pushed == 6
+    assert queue.rows[:, 0].tolist() == [12, 1, 2, 10, 11]  # the sixth row replaced the first
+    assert queue.labels.tolist() == [13, 2, 3, 11, 12]
 
 
 def test_content_is_a_copy_and_has_no_gradient():
