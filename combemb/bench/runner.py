@@ -14,6 +14,7 @@ from combemb.bench.fits import Library, Places, record_of
 from combemb.bench.results import about_code, read_result, write_result
 from combemb.bench.sources import MissingData
 from combemb.system.machine import own_process
+from combemb.system.parent import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ _libraries: list[Library] = []  # of a worker process, one
 
 
 def _begin_worker(places: Places) -> None:
+    end_with_parent()
     own_process()
     _libraries.append(Library(places))
 

@@ -116,21 +116,37 @@ def test_weights_that_a_preset_needs_are_asked_for(tmp_path: Path):
     assert "needs the weights of alexnet:conv5: give --weights FILE" in next(iter(outcome.missing))
 
 
-def test_a_killed_run_loses_the_cell_in_progress_at_most(tmp_path: Path):
+def is_running(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_killed_run_loses_the_cells_in_progress_at_most_and_leaves_no_process(tmp_path: Path, jobs: int):
     command = [sys.executable, "-m", "combemb", "bench", "run", "retrieval-digits", "--preset", "smoke", "--quiet"]
-    process = subprocess.Popen([*command, "--out", str(tmp_path)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    command += ["--out", str(tmp_path), "--jobs", str(jobs)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     results = tmp_path / "results"
     try:
         while len(list(results.rglob("[!.]*.json"))) < 2:
             assert process.poll() is None
             time.sleep(0.05)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
+    assert len(children) >= jobs - 1
+    until = time.monotonic() + 30
+    while any(map(is_running, children)):
+        assert time.monotonic() < until, "a worker process outlives the run"
+        time.sleep(0.05)
     kept = {path: path.read_bytes() for path in results.rglob("[!.]*.json")}
     assert all("scores" in json.loads(content) for content in kept.values())
-    todo = cells_of(DIGITS, SMOKE)[: len(kept) + 1]
-    outcome = run(todo, Places(results))
+    todo = [c for c in cells_of(DIGITS, SMOKE) if results / c.path not in kept][:1]
+    before = [c for c in cells_of(DIGITS, SMOKE) if results / c.path in kept]
+    outcome = run([*before, *todo], Places(results))
     assert (outcome.n_before, outcome.n_done) == (len(kept), 1)
     assert all(path.read_bytes() == content for path, content in kept.items())
 
