@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from combemb.bench.runner import Done, Outcome
 
 RESULTS, REPORT = "results", "report"
-SHOWN = {"novel_codes": "mAP", "novel_z": "mAP", "test_acc_joint_all": "ACC", "n_regions": "regions"}
+SHOWN = {"novel_codes": "mAP", "novel_z": "mAP of z", "test_acc_joint_all": "ACC", "n_regions": "regions"}
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of results and report.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Also run cells again that failed before.")]
@@ -142,7 +142,7 @@ def tell(done: Done) -> None:
     if "failure" in record:
         result = f"FAILED: {record['failure']}"
     else:
-        result = ", ".join(dict.fromkeys(f"{SHOWN[key]} {scores[key]:.3g}" for key in SHOWN if key in scores))
+        result = ", ".join(f"{title} {scores[key]:.3g}" for key, title in SHOWN.items() if key in scores)
     left = f", {duration(done.seconds_left)} left" if done.n_done < done.n_all else ""
     say(f"[{done.n_done}/{done.n_all}] {done.cell}: {result} ({record.get('seconds', 0):.0f} s{left})")
 
