@@ -68,12 +68,13 @@ class Gap:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far a row of ours is before the best other method in a column."""
+    """How far a row of ours is before the best other method in a column, and whether all methods have all runs."""
 
     row: str
     column: str
     rival: str
     gap: Gap
+    is_complete: bool
 
     @property
     def kind(self) -> str:
@@ -157,7 +158,8 @@ def leads(table: Table, lines: Sequence[Line]) -> list[Lead]:
             seen = [(gap, title) for gap, title in gaps if gap is not None]
             if seen:
                 gap, rival = min(seen, key=lambda pair: pair[0].mean)
-                found.append(Lead(ours.row.title, _title(column), rival, gap))
+                is_complete = len(seen) == len(rivals) and all(gap.is_complete for gap, _ in seen)
+                found.append(Lead(ours.row.title, _title(column), rival, gap, is_complete))
     return found
 
 
@@ -184,7 +186,7 @@ def _of_task(task: str, tables: Sequence[tuple[Table, Sequence[Line]]]) -> list[
             columns = [_title(c) for c in table.columns if task == "retrieval" or c.score in DECISIVE]
             n_wanted += len(columns) * sum(bool(_rivals(table, row)) for row in table.rows)
             own = [lead for lead in leads(table, lines) if lead.column in columns]
-            n_complete += sum(lead.gap.is_complete for lead in own)
+            n_complete += sum(lead.is_complete for lead in own)
             several = len({lead.row for lead in own}) > 1
             for kind in KINDS:
                 shown = [f"{lead.row}, {lead}" if several else str(lead) for lead in _of_kind(own, kind)]
@@ -194,7 +196,8 @@ def _of_task(task: str, tables: Sequence[tuple[Table, Sequence[Line]]]) -> list[
     if n == 0:
         return []
     said = (
-        f"{SCORES[task]}: {n} of {n_wanted} cells were run beside another method, {n_complete} of them with all runs. "
+        f"{SCORES[task]}: {n} of {n_wanted} cells were run beside another method, {n_complete} of them by all methods "
+        "in all runs. "
         f"CombEmb is first in {n - counts[BEHIND]}, in {counts[CLEAR]} by more than the standard deviation."
     )
     named = [kind for kind in KINDS if kind != CLEAR and found[kind]]

@@ -121,8 +121,8 @@ def test_a_table_says_which_splits_were_run(results: Path):
 def test_a_verdict_on_all_tables_counts_where_ours_is_first(results: Path):
     other = replace(TOY, name="other", rows=tuple(replace(row, published=()) for row in TOY.rows), more_bits_help=False)
     assert verdict([summary_of(table, CPU, results) for table in (TOY, other)]) == [
-        "Retrieval, mAP of novel queries: 4 of 4 cells were run beside another method, 4 of them with all runs. "
-        "CombEmb is first in 2, in 2 by more than the standard deviation.",
+        "Retrieval, mAP of novel queries: 4 of 4 cells were run beside another method, 0 of them by all methods in "
+        "all runs. CombEmb is first in 2, in 2 by more than the standard deviation.",
         "Retrieval, NOT FIRST: toy: 24 bits -0.040 (ITQ); other: 24 bits -0.040 (ITQ).",
         "Published orders: 0 of 3 hold wherever they can be seen.",
         "Published order that DOES NOT HOLD, toy: ITQ is below ours (24 bits -0.040).",
@@ -130,6 +130,11 @@ def test_a_verdict_on_all_tables_counts_where_ours_is_first(results: Path):
         "Published order that DOES NOT HOLD, other: ITQ is below ours (24 bits -0.040).",
     ]
     assert verdict([summary_of(TABLES["retrieval-nus_wide"], CPU, results)]) == []
+    for split in "01":
+        fill(results, HOSTILE[0], 24, split, 0.1)
+    assert (
+        "2 of 2 cells were run beside another method, 1 of them by all" in verdict([summary_of(TOY, CPU, results)])[0]
+    )
 
 
 def test_ours_is_compared_with_methods_that_have_as_many_labels_and_not_with_itself(tmp_path: Path):
