@@ -108,7 +108,7 @@ def bars(summary: Summary, is_shown: list[bool]) -> Figure | None:
                 axes.hlines(published, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.5)
     if has_published:
         axes.hlines([], 0, 0, color="black", linewidth=1.5, label="published")
-    titles = [summary.table.columns[number].title for number in on]
+    titles = [summary.table.columns[number].title.replace(", ", ",\n") for number in on]
     axes.set(xticks=range(len(on)), xticklabels=titles, ylabel=summary.table.columns[on[0]].group, ylim=(0, 1))
     axes.set_title(_title(summary), fontsize=10, loc="left")
     axes.grid(alpha=0.25, axis="y")

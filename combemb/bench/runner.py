@@ -1,5 +1,6 @@
 """Runs the cells that have no result yet; a run that is killed loses the cells in progress at most."""
 
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -198,6 +199,7 @@ _libraries: list[Library] = []  # of a worker process, one
 
 
 def _begin_worker(places: Places) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     end_with_parent()
     own_process()
     _libraries.append(Library(places))

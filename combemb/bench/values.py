@@ -73,14 +73,15 @@ class Value:
         return f"{self.main} {self.rest}".strip()
 
 
-def number(value: float, like: float | None = None) -> str:
-    """Return a number with three decimals, or with at most one if it, or the one that it is beside, is above 1.
+def number(value: float, beside: float | None = None) -> str:
+    """Return a number with three decimals, with fewer if it, or the one that it is beside, is above 1.
 
-    >>> number(0.5), number(1234.56), number(7), number(0.25, 12.3)
-    ('0.500', '1,234.6', '7', '0.2')
+    >>> number(0.5), number(1234.56), number(7), number(1.04, beside=12.3)
+    ('0.500', '1,234.6', '7', '1.0')
     """
-    is_large = (value if like is None else like) > 1
-    return f"{value:,.1f}".removesuffix(".0") if is_large else f"{value:.3f}"
+    if beside is not None:
+        return f"{value:,.1f}" if beside > 1 else f"{value:.3f}"
+    return f"{value:,.1f}".removesuffix(".0") if value > 1 else f"{value:.3f}"
 
 
 @dataclass(frozen=True)

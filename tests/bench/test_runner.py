@@ -124,11 +124,11 @@ def is_running(pid: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_killed_run_loses_the_cells_in_progress_at_most_and_leaves_no_process(tmp_path: Path, jobs: int):
+@pytest.mark.parametrize(("jobs", "stop"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)])
+def test_a_stopped_run_loses_the_cells_in_progress_at_most_and_leaves_no_process(tmp_path: Path, jobs: int, stop: int):
     command = [sys.executable, "-m", "combemb", "bench", "run", "retrieval-digits", "--preset", "smoke", "--quiet"]
     command += ["--out", str(tmp_path), "--jobs", str(jobs)]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
     results = tmp_path / "results"
     try:
         while len(list(results.rglob("[!.]*.json"))) < 2:
@@ -136,8 +136,12 @@ def test_a_killed_run_loses_the_cells_in_progress_at_most_and_leaves_no_process(
             time.sleep(0.05)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        if stop == signal.SIGINT:  # Ctrl-C in a terminal reaches all
+            os.killpg(process.pid, stop)
+        else:
+            process.kill()
+        code = process.wait(60)
+    assert code == (130 if stop == signal.SIGINT else -stop)
     assert len(children) >= jobs - 1
     until = time.monotonic() + 30
     while any(map(is_running, children)):
