@@ -1,9 +1,7 @@
 """Decoding of images into views, in other processes or in threads, a batch at a time."""
 
-import ctypes
 import math
 import multiprocessing
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from combemb.data.augmentation import Views
 from combemb.data.colour import coloured
 from combemb.data.images import BrokenImage, Images
 from combemb.system.machine import n_cores
+from combemb.system.parent import end_with_parent
 
 FEW_FILES = 256  # fewer are decoded before worker processes would have started
 
@@ -75,7 +74,7 @@ class Decoder(Dataset[Decoded]):
             batch_size=None,
             num_workers=n_workers,
             collate_fn=_unchanged,
-            worker_init_fn=_end_with_parent,
+            worker_init_fn=end_with_parent,
             multiprocessing_context=None if n_workers == 0 else "fork" if sys.platform == "linux" else "spawn",
             generator=torch.Generator(),  # otherwise a loader draws from the global one
         )
@@ -99,13 +98,6 @@ def default_workers(images: Images, n: int) -> int:
     if images.files is None or n < FEW_FILES or cannot_fork:
         return 0
     return max(1, min(4, n_cores() - 1))
-
-
-def _end_with_parent(_: int) -> None:
-    """Let Linux kill this worker when its parent is killed; it would wait forever on a full pipe."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from combemb.bench.as_markdown import groups_of
+from combemb.bench.claims import verdict
 
 if TYPE_CHECKING:
     from combemb.bench.report import Section
@@ -22,7 +23,8 @@ TEMPLATES.trim_blocks = TEMPLATES.lstrip_blocks = True
 def page(chapters: dict[str, list[Section]], title: str, introduction: str) -> str:
     """Return the whole report as a page."""
     template = TEMPLATES.get_template("report.html.j2")
-    shown = {"chapters": chapters, "title": title, "introduction": introduction}
+    said = {name: verdict(section.summary for section in sections) for name, sections in chapters.items()}
+    shown = {"chapters": chapters, "title": title, "introduction": introduction, "said": said}
     return template.render(**shown, as_data=as_data, groups_of=groups_of)
 
 

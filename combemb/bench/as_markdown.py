@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from combemb.bench.summary import Line, Summary, Value
+from combemb.bench.claims import verdict
+from combemb.bench.summary import Summary
 from combemb.bench.tables import Column
+from combemb.bench.values import Line, Value
 
 if TYPE_CHECKING:
     from combemb.bench.report import Section
@@ -18,6 +20,8 @@ def text(chapters: dict[str, list[Section]], title: str, introduction: str) -> s
     for sections in chapters.values():
         preset = sections[0].summary.preset
         parts.append(f"## {preset.title}\n\n{preset.about}.\n")
+        said = verdict(section.summary for section in sections)
+        parts += ["\n".join([*(f"- {text}" for text in said), ""])] if said else []
         for section in sections:
             parts.append(of_table(section.summary))
             parts += [f"![{path.stem}]({path.parent.name}/{path.name})\n" for path in section.figures]
@@ -28,21 +32,18 @@ def of_table(summary: Summary, level: str = "###") -> str:
     """Return a table with its remarks."""
     table, preset = summary.table, summary.preset
     parts = [f"{level} {table.title} ({table.source})\n"]
-    if summary.is_run:
-        parts += [grid(table.columns, [(line, line.values) for line in summary.lines], summary.n_own)]
-        if table.extras:
-            shown = [(line, line.extras) for line in summary.lines]
-            parts += ["More of the same fits:\n", grid(table.extras, shown, summary.n_own)]
-    else:
-        parts.append(f"`{table.name}`: not run.\n")
+    if not summary.is_run:
+        return "\n".join([*parts, f"`{table.name}`: not run.\n"])
+    parts += [grid(table.columns, [(line, line.values) for line in summary.lines], summary.n_own)]
+    if table.extras:
+        shown = [(line, line.extras) for line in summary.lines]
+        parts += ["More of the same fits:\n", grid(table.extras, shown, summary.n_own)]
     if summary.chance is not None:
         parts.append(f"Chance level of the mAP of novel queries: {summary.chance:.3f}.\n")
-    remarks = [*summary.remarks, *filter(None, (table.note, preset.caveat))]
-    used = [f"Data: {data}" for data in summary.data]
-    used += (
-        [f"Commit{'s' if len(summary.commits) > 1 else ''}: {', '.join(summary.commits)}"] if summary.commits else []
-    )
-    return "\n".join([*parts, *(f"- {remark}" for remark in [*remarks, *used]), ""])
+    remarks = [summary.progress, *summary.remarks, *filter(None, (table.note, preset.caveat))]
+    remarks += [f"Data: {data}" for data in summary.data]
+    remarks.append(f"Commit{'s' if len(summary.commits) > 1 else ''}: {', '.join(summary.commits)}")
+    return "\n".join([*parts, *(f"- {remark}" for remark in remarks), ""])
 
 
 def grid(columns: tuple[Column, ...], rows: list[tuple[Line, tuple[Value, ...]]], n_own: int) -> str:

@@ -126,7 +126,7 @@ def table_of(
     )
     small = f" Classes with too few items count as unlabelled: {', '.join(own.too_small)}." if own.too_small else ""
     return Table(
-        *("compare", f"Methods on {dataset}", "own data", dataset, "both", tuple(columns)),
+        *("compare", f"Methods on {dataset.rpartition('-')[0]}", "own data", dataset, "both", tuple(columns)),
         tuple(Row(_title(method, fields), method, fields) for method, fields in rows),
         extras,
         splits=runs[0],

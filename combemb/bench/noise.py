@@ -11,7 +11,8 @@ MAX_EXACT = 14  # pairs up to which all signs are tried
 N_DRAWN = 20_000  # signs drawn beyond it
 TEST = (
     "two-sided sign-flip test of the paired differences of all runs (split and seed), Holm's correction over all "
-    f"pairs of methods, level {LEVEL:.0%}; runs share items, so take a close decision with caution"
+    f"pairs of methods, level {LEVEL:.0%}; runs share items, and those of a split its classes, so take a close "
+    "decision with caution"
 )
 Scores = Mapping[tuple[str, int], float]  # score by split and seed
 
@@ -78,21 +79,26 @@ def differences(scores: Mapping[str, Scores]) -> list[Difference]:
 
 
 def sentence(title: str, scores: Mapping[str, Scores]) -> str:
-    """Say of one column which leads of the best method exceed the noise."""
+    """Say of one column which leads of the best method exceed the noise, on the runs that all methods have."""
     scores = {name: runs for name, runs in scores.items() if runs}
     if len(scores) < 2:
         return ""
-    n, n_pairs = min(map(len, scores.values())), len(scores) * (len(scores) - 1) // 2
-    best = max(scores, key=lambda name: float(np.mean(list(scores[name].values()))))
+    common = set.intersection(*map(set, scores.values()))
+    if not common:
+        return f"{title}: no run of all methods, so nothing can be compared"
+    n, n_pairs = len(common), len(scores) * (len(scores) - 1) // 2
+    where = "" if n == max(map(len, scores.values())) else f" on the {n} runs that all methods have"
+    shared = {name: {run: runs[run] for run in common} for name, runs in scores.items()}
+    best = max(shared, key=lambda name: float(np.mean(list(shared[name].values()))))
     if n < MAX_EXACT and 2 / 2**n * n_pairs > LEVEL:
         needed = int(np.ceil(np.log2(2 * n_pairs / LEVEL)))
         return (
-            f"{title}: {best} is best, but {n} runs are too few to tell any difference between {len(scores)} methods "
-            f"from noise; {needed} are needed, so use more --seeds or --splits"
+            f"{title}: best is {best}{where}, but {n} runs are too few to tell any difference between {len(scores)} "
+            f"methods from noise; {needed} are needed, so use more --seeds or --splits"
         )
-    own = [d for d in differences(scores) if best in (d.better, d.worse)]
+    own = sorted((d for d in differences(shared) if best in (d.better, d.worse)), key=lambda d: -d.mean)
     parts = []
     for is_clear, text in ((True, "by more than the noise"), (False, "by no more than the noise")):
-        names = [f"{d.worse} ({d.mean:+.3f})" for d in sorted(own, key=lambda d: -d.mean) if d.is_clear == is_clear]
-        parts += [f"ahead of {', '.join(names)} {text}"] if names else []
-    return f"{title}: {best} is {'; '.join(parts)}"
+        others = [f"{d.worse if d.better == best else d.better} ({d.mean:+.3f})" for d in own if d.is_clear == is_clear]
+        parts += [f"ahead of {', '.join(others)} {text}"] if others else []
+    return f"{title}: best is {best}{where}, {'; '.join(parts)}"

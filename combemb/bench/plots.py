@@ -13,10 +13,11 @@ from combemb.bench import regions
 from combemb.bench.cells import cell_of
 from combemb.bench.discovery_tables import MAPS
 from combemb.bench.results import read_result
-from combemb.bench.summary import Line, Summary
+from combemb.bench.summary import Summary
+from combemb.bench.values import Line
 from combemb.system.files import write_atomically
 
-OURS, CLASSES = "#c1121f", colormaps["tab10"]
+OURS, CLASSES = ("#c1121f", "#ef8a62"), colormaps["tab10"]  # of ours, the first row and others
 OTHERS = (
     "#1f77b4",
     "#ff7f0e",
@@ -68,11 +69,10 @@ def against_bits(summary: Summary) -> Figure | None:
         return None
     figure = Figure(figsize=(7.6, 4.4), layout="constrained")
     axes = figure.subplots()
-    for place, line in enumerate(shown):
+    for line, style in zip(shown, _styles(shown), strict=True):
         means = numbers([line.values[n].mean for n in on])
         spread = numbers([line.values[n].deviation for n in on])
-        style = _style(line, place)
-        axes.errorbar(range(len(on)), means, yerr=spread, capsize=3, label=line.row.title, **style)
+        axes.errorbar(range(len(on)), means, yerr=spread, capsize=3, label=_with_runs(line, on), **style)
         published = numbers([line.values[n].published for n in on])
         if line.row.is_ours and np.isfinite(published).all():
             label = f"{line.row.title}, published"
@@ -95,12 +95,12 @@ def bars(summary: Summary, is_shown: list[bool]) -> Figure | None:
         return None
     figure = Figure(figsize=(8.4, 3.9), layout="constrained")
     axes, width, has_published = figure.subplots(), 0.8 / len(shown), False
-    for place, line in enumerate(shown):
+    for place, (line, style) in enumerate(zip(shown, _styles(shown), strict=True)):
         at = np.arange(len(on)) + (place - (len(shown) - 1) / 2) * width
         means = numbers([line.values[n].mean for n in on])
         spread = numbers([line.values[n].deviation for n in on])
-        colour = _style(line, place)["color"]
-        axes.bar(at, means, 0.92 * width, yerr=spread, capsize=2, color=colour, label=line.row.title)
+        label = _with_runs(line, on)
+        axes.bar(at, means, 0.92 * width, yerr=spread, capsize=2, color=style["color"], label=label)
         for x, number in zip(at, on, strict=True):
             published = line.values[number].published
             has_published |= published is not None
@@ -108,7 +108,7 @@ def bars(summary: Summary, is_shown: list[bool]) -> Figure | None:
                 axes.hlines(published, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.5)
     if has_published:
         axes.hlines([], 0, 0, color="black", linewidth=1.5, label="published")
-    titles = [summary.table.columns[number].title for number in on]
+    titles = [summary.table.columns[number].title.replace(", ", ",\n") for number in on]
     axes.set(xticks=range(len(on)), xticklabels=titles, ylabel=summary.table.columns[on[0]].group, ylim=(0, 1))
     axes.set_title(_title(summary), fontsize=10, loc="left")
     axes.grid(alpha=0.25, axis="y")
@@ -187,11 +187,25 @@ def _tints() -> Any:
     return ListedColormap(["#e9e9e6", "#dbe7f6", "#fdecd3", "#dcf1dc"])
 
 
-def _style(line: Line, place: int) -> dict[str, Any]:
-    if line.row.is_ours:
-        return {"color": OURS, "linewidth": 2.4, "marker": "*", "markersize": 10, "zorder": 5}
-    colour = OTHERS[place % len(OTHERS)]
-    return {"color": colour, "linewidth": 1.3, "marker": MARKS[place % len(MARKS)], "markersize": 5}
+def _styles(lines: list[Line]) -> list[dict[str, Any]]:
+    """Return a style for each line; ours are red and bold."""
+    n_ours, styles = 0, []
+    for place, line in enumerate(lines):
+        if line.row.is_ours:
+            colour = OURS[min(n_ours, len(OURS) - 1)]
+            n_ours += 1
+            styles.append({"color": colour, "linewidth": 2.4, "marker": "*", "markersize": 10, "zorder": 5})
+        else:
+            mark = {"marker": MARKS[place % len(MARKS)], "markersize": 5}
+            styles.append({"color": OTHERS[place % len(OTHERS)], "linewidth": 1.3, **mark})
+    return styles
+
+
+def _with_runs(line: Line, columns: list[int]) -> str:
+    """Return the title of a line, with the smallest number of runs behind its points if some are missing."""
+    shown = [line.values[n] for n in columns if line.values[n].scores]
+    n, n_wanted = min((len(value.scores), value.n_wanted) for value in shown)
+    return line.row.title if n == n_wanted else f"{line.row.title} ({n} of {n_wanted})"
 
 
 def _title(summary: Summary) -> str:

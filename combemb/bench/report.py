@@ -19,8 +19,9 @@ MARKDOWN, HTML, LATEX, FIGURES = "report.md", "report.html", "report.tex", "figu
 
 INTRODUCTION = (
     "Mean ± standard deviation over the class splits (retrieval) or the seeds (discovery); in brackets how many of "
-    "them were run, if not all. Below it the published number, and ours minus the published one. Bold: the best of "
-    "the methods. Rows in italics are not in the publication."
+    "them were run, if not all. Below it the published number, and ours minus the published one. Bold: the best mean "
+    "of the methods with the most runs. Rows in italics are not in the publication. Remarks compare two methods on the "
+    "splits and seeds that both have."
 )
 
 

@@ -1,5 +1,6 @@
 """Runs the cells that have no result yet; a run that is killed loses the cells in progress at most."""
 
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -14,6 +15,7 @@ from combemb.bench.fits import Library, Places, record_of
 from combemb.bench.results import about_code, read_result, write_result
 from combemb.bench.sources import MissingData
 from combemb.system.machine import own_process
+from combemb.system.parent import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,8 @@ _libraries: list[Library] = []  # of a worker process, one
 
 
 def _begin_worker(places: Places) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
+    end_with_parent()
     own_process()
     _libraries.append(Library(places))
 

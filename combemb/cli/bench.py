@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from combemb.bench.runner import Done, Outcome
 
 RESULTS, REPORT = "results", "report"
-SHOWN = {"novel_codes": "mAP", "novel_z": "mAP", "test_acc_joint_all": "ACC", "n_regions": "regions"}
+SHOWN = {"novel_codes": "mAP", "novel_z": "mAP of z", "test_acc_joint_all": "ACC", "n_regions": "regions"}
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of results and report.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Processes, of one thread each.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Also run cells again that failed before.")]
@@ -70,8 +70,13 @@ def run_tables(
         Path | None, typer.Option(metavar="FILE", help="Weights of AlexNet (.safetensors), for presets that need them.")
     ] = None,
     jobs: Jobs = 1,
-    splits: Annotated[list[str] | None, typer.Option("--splits", help="Only these class splits: 0 to 3.")] = None,
-    seeds: Annotated[list[int] | None, typer.Option("--seeds", help="Other seeds than those of the table.")] = None,
+    splits: Annotated[
+        list[str] | None, typer.Option("--splits", help="Only these class splits; the report has 0 to 3.")
+    ] = None,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option("--seeds", help="Other seeds than those of the table, which the report leaves out."),
+    ] = None,
     folder: Out = Path("bench"),
     retry: Retry = False,
     quiet: Quiet = False,
@@ -142,7 +147,7 @@ def tell(done: Done) -> None:
     if "failure" in record:
         result = f"FAILED: {record['failure']}"
     else:
-        result = ", ".join(dict.fromkeys(f"{SHOWN[key]} {scores[key]:.3g}" for key in SHOWN if key in scores))
+        result = ", ".join(f"{title} {scores[key]:.3g}" for key, title in SHOWN.items() if key in scores)
     left = f", {duration(done.seconds_left)} left" if done.n_done < done.n_all else ""
     say(f"[{done.n_done}/{done.n_all}] {done.cell}: {result} ({record.get('seconds', 0):.0f} s{left})")
 
@@ -151,9 +156,18 @@ def told(outcome: Outcome) -> None:
     """Print what came of a run, and what is missing."""
     failed = f", {outcome.n_failed} of them failed" if outcome.n_failed else ""
     before = f"; {outcome.n_before} had a result before" if outcome.n_before else ""
-    say(f"{outcome.n_done} cells were run{failed}{before}")
+    say(f"{cells_were(outcome.n_done)} run{failed}{before}")
     for reason, n in outcome.missing.items():
-        err.print(escape(f"{n} cells were not run: {reason}"), soft_wrap=True)
+        err.print(escape(f"{cells_were(n)} not run: {reason}"), soft_wrap=True)
+
+
+def cells_were(n: int) -> str:
+    """Return the start of a sentence about n cells.
+
+    >>> cells_were(1), cells_were(2)
+    ('1 cell was', '2 cells were')
+    """
+    return "1 cell was" if n == 1 else f"{n} cells were"
 
 
 def say_aligned(rows: Sequence[Sequence[str]], n_left: int = 2, n_right: int | None = None) -> None:

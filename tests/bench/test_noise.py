@@ -51,11 +51,24 @@ def test_the_sentence_names_clear_and_unclear_leads():
     noise = RNG.normal(0, 0.1, len(RUNS))
     text = sentence("mAP", {"ours": runs(0.6), "itq": runs(0.4), "near": runs(0.599, noise - noise.mean()), "none": {}})
     assert text == (
-        "mAP: ours is ahead of itq (+0.200) by more than the noise; ahead of near (+0.001) by no more than the noise"
+        "mAP: best is ours, ahead of itq (+0.200) by more than the noise; "
+        "ahead of near (+0.001) by no more than the noise"
     )
     few = {name: dict(list(scores.items())[:4]) for name, scores in {"a": runs(0.9), "b": runs(0.1)}.items()}
     assert sentence("mAP", few) == (
-        "mAP: a is best, but 4 runs are too few to tell any difference between 2 methods from noise; 6 are needed, so "
+        "mAP: best is a, but 4 runs are too few to tell any difference between 2 methods from noise; 6 are needed, so "
         "use more --seeds or --splits"
     )
     assert sentence("mAP", {"alone": runs(0.5)}) == ""
+
+
+def test_methods_are_compared_on_the_runs_that_all_have():
+    easy = {run: 0.49 + 0.2 * (run[0] == "0") for run in RUNS}
+    some = {run: easy[run] - 0.04 for run in RUNS if run[0] in "01"}  # the larger mean, since it failed in hard runs
+    assert np.mean(list(some.values())) > np.mean(list(easy.values()))
+    assert sentence("mAP", {"some": some, "whole": easy}) == (
+        "mAP: best is whole on the 6 runs that all methods have, ahead of some (+0.040) by more than the noise"
+    )
+    assert sentence("mAP", {"a": {("0", 0): 0.5}, "b": {("1", 0): 0.5}}) == (
+        "mAP: no run of all methods, so nothing can be compared"
+    )

@@ -10,6 +10,7 @@ from combemb.bench.presets import Preset
 from combemb.data.datasets.cifar import CIFAR10_CLASSES
 
 SIDE, TOY_SIZE = 32, 64  # pixels; AlexNet needs 63
+TOY_WIDTH = 4  # channels of the first stage of resnet18
 
 
 def write_cifar10(folder: Path, n_train: int = 6, n_test: int = 2) -> Path:
@@ -31,15 +32,16 @@ def toy(preset: Preset) -> Preset:
     small = {"image_size": TOY_SIZE, "epochs": 1, "batch_size": 32, "n_views": 2, "start_steps": 2}
 
     def shrunk(settings):
-        return {name: min(small[name], value) if name in small else value for name, value in settings.items()}
+        narrow = {"backbone_width": TOY_WIDTH} if settings.get("backbone") == "resnet18" else {}
+        return {name: min(small[name], v) if name in small else v for name, v in settings.items()} | narrow
 
     return replace(
         preset,
         all=shrunk(preset.all),
-        deep=shrunk({"epochs": 1, "batch_size": 32, **preset.deep}),
+        deep=shrunk({"epochs": 1, "batch_size": 32, "pretraining_epochs": 1, "start_steps": 2, **preset.deep}),
         of_task={task: shrunk(settings) for task, settings in preset.of_task.items()},
         of_dataset={name: shrunk(settings) for name, settings in preset.of_dataset.items()},
-        stages=tuple((name, shrunk(settings)) for name, settings in preset.stages),
+        stages=tuple((name, shrunk({"epochs": 1, **settings})) for name, settings in preset.stages),
         splits=("0",),
         seeds=(0,),
         is_tuned=False,

@@ -43,7 +43,7 @@ def test_report_writes_three_forms_and_figures(folder: Path):
     shown = done("bench", "report", "--out", folder, "--tables", "regions", "retrieval-nus_wide").stdout
     assert "report.md, report.html, report.tex, figures/smoke-regions.png" in shown
     text = (folder / "report/report.md").read_text()
-    assert "| CombEmb (ours) | 2.000 | 4.000 | 7.000 |" in text
+    assert "| CombEmb (ours) | 2 | 4 | 7 |" in text
     assert "`retrieval-nus_wide`: not run." in text
 
 

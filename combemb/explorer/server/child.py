@@ -3,21 +3,13 @@
 It gives way to the server, and ends with it, also if that is killed.
 """
 
-import ctypes
 import os
 import runpy
-import signal
 import sys
 
+from combemb.system.parent import end_with_parent
+
 NICENESS = 5
-
-
-def end_with_parent() -> None:
-    """Let Linux kill this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
 
 if __name__ == "__main__":
     end_with_parent()
