@@ -58,8 +58,13 @@ const rejectedHeading = () =>
     "header",
     { class: "class-heading" },
     make("h2", {}, "Rejected items"),
-    make("p", { class: "faint" }, "They are in no class, and stay unlabelled in the next fit. Select some to move them into one."),
+    make(
+      "p",
+      { class: "faint" },
+      "They are in no class, and stay unlabelled in the next fit. Select some to move them into one.",
+    ),
   );
+
 const tiles = (box) => [...box.querySelectorAll(".tile .open")];
 const back = () => make("a", { class: "back", href: "#clusters" }, "← All classes");
 
