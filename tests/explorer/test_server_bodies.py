@@ -111,6 +111,7 @@ def test_a_bomb_and_broken_files_are_refused_and_the_server_goes_on(client: Test
     whole = png(64)
     refused = {
         "few bytes, many pixels": bomb(30_000),
+        "more pixels than allowed, fewer than Pillow refuses": bomb(7_200),
         "cut short": whole[: len(whole) // 2],
         "no image": b"#!/bin/sh\necho hello",
         "empty": b"",
