@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,13 @@ def test_a_bomb_and_broken_files_are_refused_and_the_server_goes_on(client: Test
         assert "/tmp" not in answer.text, "names of files of the server are its own"
     assert upload(client, whole).status_code == 200
     assert upload(client, whole, "application/octet-stream").status_code == 200
+
+
+@pytest.mark.parametrize(("n_bytes", "told"), [(2**27, "MemoryError"), (2**30, "PNG")])
+def test_decoding_is_tried_within_a_limit_of_memory(tmp_path: Path, n_bytes: int, told: str):
+    (tmp_path / "image").write_bytes(png(6_000))
+    command = [sys.executable, "-I", uploads.trial.__file__, tmp_path / "image", "50000000", str(n_bytes), "PNG"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == told
 
 
 def test_no_other_program_decodes_an_upload(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
