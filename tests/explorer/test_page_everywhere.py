@@ -21,6 +21,8 @@ OVERFLOWING = """() => [...document.querySelectorAll("main *, header *, dialog[o
   const scrolls = one.closest(".wide, #plot, .unseen, .run") || one.ownerSVGElement;
   return box.width && !scrolls && (box.right > innerWidth + 1 || box.left < -1);
 }).map((one) => one.outerHTML.slice(0, 120))"""
+TALL = """[...document.querySelectorAll(".settings .value")].filter((one) => one.clientHeight > 70)
+  .map((one) => one.textContent)"""  # a letter in each line
 CONTRAST = """(selector) => {
   const parts = (text) => text.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255);
   const light = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
@@ -79,6 +81,7 @@ def test_every_view_fits_and_every_control_has_a_name(chromium: Browser, address
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.evaluate("document.querySelector('main').scrollWidth") <= width
             assert page.evaluate(OVERFLOWING) == [], view
+            assert page.evaluate(TALL) == [], view
         page.locator("#hits .open").first.click()
         assert without_name(page) == []
         assert page.evaluate(OVERFLOWING) == []

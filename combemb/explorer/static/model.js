@@ -109,13 +109,13 @@ export async function open(name) {
 function settings(rows) {
   const isChanged = ({ value, default: usual }) => JSON.stringify(value) !== JSON.stringify(usual);
   const ordered = [...rows].sort((a, b) => isChanged(b) - isChanged(a));
-  const text = (value) => (value === null ? "auto" : Array.isArray(value) ? value.join(", ") : String(value));
+  const text = (value) => (value === null ? "None" : Array.isArray(value) ? value.join(", ") : String(value));
   const line = (row) =>
     make(
       "tr",
       { class: isChanged(row) ? "changed" : "" },
       make("th", { scope: "row" }, row.name),
-      make("td", {}, text(row.value)),
+      make("td", { class: "value" }, text(row.value)),
       make("td", { class: "faint" }, isChanged(row) ? `default ${text(row.default)}` : ""),
       make("td", { class: "faint about" }, row.about),
     );
@@ -124,7 +124,7 @@ function settings(rows) {
     { class: "wide", tabindex: "0", role: "region", "aria-label": "Settings" },
     make(
       "table",
-      {},
+      { class: "settings" },
       make(
         "thead",
         {},
