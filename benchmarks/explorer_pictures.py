@@ -87,7 +87,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     run = given.run or given.out / "digits"
-    if not run.exists():
+    if given.run is None:  # what is done already is not done again
         settings = ["--bits", "24", "--set", f"image_size={SIDE}", "--set", "n_views=2"]
         command = ["run", str(write_digits(given.out / "photos")), "--out", str(run), *settings]
         subprocess.run([sys.executable, "-m", "combemb", *command], check=True)

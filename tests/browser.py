@@ -39,8 +39,10 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def page_in(found: Browser, width: int = 1280, height: int = 800, **options) -> Iterator[Page]:
-    """A page; at its end nothing may have gone wrong that a console would show."""
+def page_in(
+    found: Browser, width: int = 1280, height: int = 800, expected: str | None = None, **options
+) -> Iterator[Page]:
+    """A page; at its end nothing may have gone wrong that a console would show, besides what is expected."""
     context = found.new_context(viewport={"width": width, "height": height}, **options)
     page = context.new_page()
     page.set_default_timeout(SECONDS * 1000)
@@ -50,7 +52,8 @@ def page_in(found: Browser, width: int = 1280, height: int = 800, **options) -> 
     page.on("pageerror", lambda error: problems.append(str(error)))
     yield page
     context.close()
-    assert not problems, problems
+    unexpected = [text for text in problems if expected is None or expected not in text]
+    assert not unexpected, unexpected
 
 
 @contextmanager
@@ -73,6 +76,13 @@ def _address(output: Path) -> str:
             return address
         time.sleep(0.1)
     raise AssertionError(f"the server does not start: {output.read_text()}")
+
+
+def settled(page: Page, address: str, view: str) -> None:
+    """Open a view, and wait until all is there."""
+    page.goto(f"{address}#{view}")
+    expect(page.locator(f"section#{view.partition('/')[0]}")).to_be_visible()
+    page.wait_for_load_state("networkidle")
 
 
 def drawn(page: Page) -> None:

@@ -132,10 +132,12 @@ def parse_settings(cls: type[Any], texts: list[str]) -> dict[str, Any]:
 
 def _parse_value(name: str, text: str, hint: Any) -> Any:
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if text == "None" and NoneType in kinds:
+        return None
     if any(get_origin(kind) is tuple for kind in kinds):
         return tuple(part for part in text.split(",") if part)
     if str in kinds or any(get_origin(kind) is Literal for kind in kinds):
-        return None if text == "None" and NoneType in kinds else text
+        return text
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

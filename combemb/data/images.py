@@ -216,21 +216,22 @@ def refuse_many_broken(broken: dict[int, str], images: Images, n: int | None = N
 @cache
 def image_suffixes() -> frozenset[str]:
     """Return the lower-case suffixes of image files, such as `.jpg`, including photos that Pillow cannot read."""
-    known = {suffix for suffix, name in Image.registered_extensions().items() if name in _formats()}
+    known = {suffix for suffix, name in Image.registered_extensions().items() if name in readable_formats()}
     return frozenset(UNREADABLE_PHOTOS | known)
 
 
 def looks_like_image(file: Path) -> bool:
     """Return whether a file starts like an image; it may still be broken."""
     try:
-        with _silence(), Image.open(file, formats=_formats()):
+        with _silence(), Image.open(file, formats=readable_formats()):
             return True
     except Exception:  # damaged files make Pillow raise nearly anything
         return False
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def readable_formats() -> tuple[str, ...]:
+    """Return the formats that Pillow decodes by itself, the frequent ones first."""
     Image.init()
     known = [name for name in Image.ID if name not in SKIPPED_FORMATS]
     return tuple(sorted(known, key=lambda name: name not in FREQUENT_FORMATS))  # Pillow tries them in this order
@@ -267,7 +268,7 @@ def _read_file(file: Path, at_least: int) -> Image.Image:
     try:
         if not file.is_file():  # opening a named pipe would wait forever
             raise BrokenImage("not a file" if file.exists() else "no such file")
-        with _silence(), Image.open(file, formats=_formats()) as image:
+        with _silence(), Image.open(file, formats=readable_formats()) as image:
             if at_least > 0:
                 image.draft(None, (at_least, at_least))
             image.load()

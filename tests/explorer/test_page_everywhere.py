@@ -1,21 +1,18 @@
-"""The page for everybody: keys, names for screen readers, narrow screens, both themes, and what is missing or gone."""
+"""The page for everybody: keys, names for screen readers, narrow screens, both themes."""
 
 import re
 import shutil
 from pathlib import Path
 from urllib.parse import quote
 
-import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from combemb.collection import changes
 from combemb.collection.class_log import read_log
 from combemb.collection.classes import classes_of
-from combemb.learning.run_folder import PLACES, RunFolder
-from tests.blobs import blobs
-from tests.browser import VIEWS, browser, digits_run, drawn, page_in, served
-from tests.commands import done
+from combemb.learning.run_folder import RunFolder
+from tests.browser import VIEWS, browser, digits_run, drawn, page_in, served, settled
 
 LONG = "<img src=x onerror=alert(1)>" + "a_name_without_any_place_to_break_it_" * 3
 NAMED_ROLES = {"button", "link", "textbox", "searchbox", "checkbox", "combobox", "spinbutton", "progressbar", "dialog"}
@@ -24,6 +21,8 @@ OVERFLOWING = """() => [...document.querySelectorAll("main *, header *, dialog[o
   const scrolls = one.closest(".wide, #plot, .unseen, .run") || one.ownerSVGElement;
   return box.width && !scrolls && (box.right > innerWidth + 1 || box.left < -1);
 }).map((one) => one.outerHTML.slice(0, 120))"""
+TALL = """[...document.querySelectorAll(".settings .value")].filter((one) => one.clientHeight > 70)
+  .map((one) => one.textContent)"""  # a letter in each line
 CONTRAST = """(selector) => {
   const parts = (text) => text.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255);
   const light = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
@@ -64,12 +63,6 @@ def chromium():
         yield found
 
 
-def settled(page: Page, address: str, view: str) -> None:
-    page.goto(f"{address}#{view}")
-    expect(page.locator(f"section#{view.partition('/')[0]}")).to_be_visible()
-    page.wait_for_load_state("networkidle")
-
-
 def without_name(page: Page) -> list[str]:
     """Controls that a screen reader has no name for."""
     nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
@@ -88,6 +81,7 @@ def test_every_view_fits_and_every_control_has_a_name(chromium: Browser, address
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.evaluate("document.querySelector('main').scrollWidth") <= width
             assert page.evaluate(OVERFLOWING) == [], view
+            assert page.evaluate(TALL) == [], view
         page.locator("#hits .open").first.click()
         assert without_name(page) == []
         assert page.evaluate(OVERFLOWING) == []
@@ -180,53 +174,3 @@ def test_the_model_is_explained(chromium: Browser, address: str, run: Path):
         page.locator("table.words").get_by_role("button", name=classes[0]).click()
         expect(page.locator("#model-parts")).to_contain_text(f"{classes[0]} shares a meta-class with")
         expect(page.get_by_role("row", name=re.compile("^epochs 6"))).to_be_visible()
-
-
-def test_a_failed_job_says_why(chromium: Browser, address: str, run: Path):
-    data = Path(RunFolder(run).config()["path"])
-    away = data.rename(data.with_name("away"))
-    try:
-        with page_in(chromium) as page:
-            settled(page, address, "export")
-            page.get_by_role("button", name="Discover again").click()
-            status = page.locator(".job").first.get_by_role("status")
-            expect(status).to_contain_text("Failed: ", timeout=120_000)
-            expect(status).to_contain_text(str(data))
-    finally:
-        away.rename(data)
-
-
-def test_a_server_that_is_gone_is_noticed_and_comes_back(chromium: Browser, run: Path):
-    context = chromium.new_context()  # refused connections are on the console, as they should be
-    page = context.new_page()
-    with served(run) as address:
-        settled(page, address, "clusters/novel-1")
-    page.get_by_label("Name", exact=True).fill("lost")
-    page.get_by_role("button", name="Save").click()
-    alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("The server does not answer")
-    assert classes_of(run).order[0] == "novel-1"
-    with served(run, port=int(address.rstrip("/").rsplit(":", 1)[1])):
-        expect(alert).to_be_hidden(timeout=30_000)
-    context.close()
-
-
-def test_embeddings_without_anything_novel(chromium: Browser, tmp_path: Path):
-    pile = blobs(3, 0)
-    labels = np.array(["" if label < 0 else f"class {label}" for label in pile.labels])
-    np.savez(tmp_path / "x.npz", x=pile.x, labels=labels)
-    done("fit", tmp_path / "x.npz", "--out", tmp_path / "run", "--method", "itq", "--bits", "4", "--quiet")
-    done("discover", tmp_path / "run", "--n-novel", "0", "--quiet")
-    (tmp_path / "run" / PLACES).unlink()  # the server draws the map by itself
-    with served(tmp_path / "run") as address, page_in(chromium) as page:
-        page.goto(address)
-        expect(page.get_by_role("progressbar", name="Progress of the map")).to_be_visible()
-        drawn(page)
-        expect(page.get_by_text("Nothing novel was found")).to_be_visible()
-        settled(page, address, "clusters/class 0")
-        expect(page.locator(".tile .no-picture").first).to_be_visible()
-        settled(page, address, "search")
-        expect(page.get_by_text("There is no index")).to_be_visible()
-        expect(page.get_by_label("Image to search with")).to_be_hidden()
-        settled(page, address, "export")
-        expect(page.get_by_text("This run is one of embeddings").first).to_be_visible()

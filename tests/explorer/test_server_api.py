@@ -1,6 +1,7 @@
 """What the API says about a run is what the command line and the package say about it."""
 
 import io
+import os
 import zipfile
 from pathlib import Path
 
@@ -324,6 +325,7 @@ def test_exports(client: TestClient, run: Path, tmp_path: Path):
     images = read_images(tmp_path / "manifest.csv")
     assert images.labels.tolist() == labels
     names = classes_of(run).names
+    os.utime(classes_of(run).ids[0], (0, 0))  # an archive cannot say that a file is from 1970
     with zipfile.ZipFile(io.BytesIO(client.get("/api/export/images.zip").content)) as archive:
         assert archive.testzip() is None
         folders = [Path(name).parent.name for name in archive.namelist()]

@@ -1,5 +1,7 @@
 """Jobs: what they say about their progress, how they end, and what fitting again makes."""
 
+import dataclasses
+import json
 import os
 import sys
 import time
@@ -8,10 +10,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from combemb import methods
+from combemb.cli.options import parse_settings
 from combemb.explorer.server import messages
 from combemb.explorer.server.jobs import Job, Jobs
 from combemb.explorer.server.problems import Refused
-from combemb.explorer.server.work import comparison, free_run
+from combemb.explorer.server.work import as_options, comparison, free_run
 from combemb.learning.run_folder import PLACES
 
 MODULE = """import sys, time
@@ -109,6 +113,14 @@ def test_names_of_next_runs(tmp_path: Path):
     (tmp_path / "photos-2").mkdir()
     assert free_run(tmp_path / "photos").name == "photos-3"
     assert free_run(tmp_path / "photos-2").name == "photos-3"
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_job_keeps_the_settings_of_every_method(method: str):
+    cls = methods.get(method)
+    usual = {field.name: getattr(cls, field.name) for field in dataclasses.fields(cls)}
+    stored = json.loads(json.dumps(usual))  # as the configuration of a run has them
+    assert parse_settings(cls, as_options(stored)) == usual
 
 
 def test_fit_again(client: TestClient, run: Path):

@@ -14,7 +14,6 @@ from starlette.datastructures import Headers
 from combemb.system.errors import require
 
 COOKIE = "combemb_session"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MIN_TOKEN = 16  # characters
 MAX_SESSIONS = 1_000
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -57,13 +56,12 @@ class Access:
         """Return whether Host is an address or a name of this server: a name that an attacker made lead here is not."""
         host = headers.get("host", "")
         name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
-        if name in LOOPBACK or name in self.hosts or name == socket.gethostname():
+        if name in {"localhost", socket.gethostname(), *self.hosts}:
             return True
-        try:
-            ipaddress.ip_address(name)
+        try:  # without a token the server is on loopback
+            return ipaddress.ip_address(name).is_loopback or self.token is not None
         except ValueError:
             return False
-        return self.token is not None  # without a token the server is on loopback, whose addresses are known
 
     def is_same_site(self, method: str, headers: Headers) -> bool:
         """Return whether a request comes from a page of this server, or from no page at all."""

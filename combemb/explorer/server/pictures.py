@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from combemb.data.entries import Entry
-from combemb.data.images import BrokenImage
+from combemb.data.images import BrokenImage, readable_formats
 from combemb.explorer.server.problems import Refused
 from combemb.explorer.thumbnails import small_jpeg
 
@@ -79,8 +79,10 @@ def _check_size(entry: Entry) -> None:
     """Raise BrokenImage if a file has more pixels than are decoded; other errors are found by who decodes it."""
     if entry.path is None or entry.id != entry.path:  # an image of an array
         return
+    if not Path(entry.path).is_file():  # opening a named pipe would wait forever
+        return
     try:
-        with Image.open(entry.path) as image:
+        with Image.open(entry.path, formats=readable_formats()) as image:
             n_pixels = image.width * image.height
     except Exception:  # damaged files make Pillow raise nearly anything
         return

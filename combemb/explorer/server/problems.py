@@ -14,7 +14,7 @@ from combemb.learning.one_writer import BeingWritten
 from combemb.system.errors import UnknownData
 
 LOG = logging.getLogger("combemb.explorer")
-CODES = {404: "missing", 405: "missing"}  # of errors that the framework finds
+CODES = {404: "missing", 405: "missing", 408: "length"}  # of errors that the framework finds
 
 
 class Reason(BaseModel):

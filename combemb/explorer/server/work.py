@@ -88,7 +88,7 @@ def fit_again(jobs: Jobs, served: Served, settings: dict[str, bodies.SettingValu
     file = new.with_name(f"{new.name}-labels.csv")
     write_exported(labels, file)
     chosen = {**config["settings"], **settings}
-    options = [part for name, value in chosen.items() for part in ("--set", f"{name}={_text(value)}")]
+    options = [part for setting in as_options(chosen) for part in ("--set", setting)]
     command = ["combemb", "run", config["path"], "--out", str(new), "--labels", str(file)]
     command += ["--method", config["method"], *options]
 
@@ -123,6 +123,7 @@ def comparison(before: Path, after: Path) -> messages.Compared:
     )
 
 
-def _text(value: Any) -> str:
-    """Return the value of a setting as `--set` takes it."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+def as_options(settings: dict[str, Any]) -> list[str]:
+    """Return settings as `--set` takes them."""
+    texts = {name: ",".join(map(str, x)) if isinstance(x, list) else str(x) for name, x in settings.items()}
+    return [f"{name}={text}" for name, text in texts.items()]

@@ -1,4 +1,4 @@
-// The HTTP API of docs/decisions/explorer.md, one function per address.
+// The HTTP API of docs/decisions/explorer.md, one function for each address that the page needs.
 
 import { emit } from "./state.js";
 
@@ -48,12 +48,10 @@ function query(values) {
 export const run = () => get("/api/run");
 export const runs = () => get("/api/runs");
 export const openRun = (name) => send("POST", "/api/runs/current", { name });
-export const compared = (name) => get(`/api/runs/${encodeURIComponent(name)}/compared`);
 export const curves = () => get("/api/curves");
 export const clusters = () => get("/api/clusters");
 export const items = (asked, options) => get(`/api/items?${query(asked)}`, options);
 export const change = (what) => send("POST", "/api/changes", what);
-export const changes = () => get("/api/changes");
 export const search = (asked) => send("POST", "/api/search", asked);
 export const jobs = () => get("/api/jobs");
 export const job = (id) => get(`/api/jobs/${id}`);

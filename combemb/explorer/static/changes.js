@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { follow } from "./addresses.js";
 import { movable } from "./assignment.js";
 import { renameColour } from "./colours.js";
+import { lookAgain } from "./loading.js";
 import { complain, say } from "./saved.js";
 import { select, setClusters, state } from "./state.js";
 
@@ -28,7 +29,7 @@ async function apply(change) {
     return answer;
   } catch (error) {
     if (error.code === "changed") {
-      setClusters(await api.clusters());
+      await lookAgain();
       complain({
         message: "The classes were changed elsewhere; this page has loaded them.",
         todo: "Nothing was saved: look, and do it again.",

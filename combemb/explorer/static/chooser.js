@@ -3,7 +3,7 @@
 import { mark } from "./colours.js";
 import { byId, make, show } from "./dom.js";
 import { state } from "./state.js";
-import { thumbnail } from "./tiles.js";
+import { pictures } from "./tiles.js";
 import { counted } from "./words.js";
 
 const SHOWN = 60; // classes; the filter finds the others
@@ -42,15 +42,12 @@ export function chooseClass(title, leave = []) {
     );
   }
   function choice(cluster) {
-    const pictures = cluster.exemplars
-      .slice(0, 3)
-      .map((row) => make("span", { class: "tiny" }, thumbnail({ row, name: "" }, 64)));
     return make(
       "button",
       { class: "choice", onclick: () => take(cluster) },
       mark(cluster),
       make("span", { class: "name" }, cluster.name, make("span", { class: "faint" }, counted(cluster.n_items, "item"))),
-      pictures,
+      pictures(cluster.exemplars.slice(0, 3), "tiny", 64),
     );
   }
   function take(cluster) {

@@ -36,7 +36,7 @@ export async function showCluster(name) {
     );
   const body = make("div", { class: "items" });
   const focused = tiles(box).indexOf(document.activeElement);
-  show(box, back(), cluster ? heading(cluster) : make("h2", {}, "Rejected items"), body);
+  show(box, back(), cluster ? heading(cluster) : rejectedHeading(), body);
   box.scrollTop = 0;
   try {
     await (cluster ? fillSome(body, cluster, question) : fillAll(body, { rejected: true }, "Rejected items"));
@@ -52,6 +52,18 @@ export async function showCluster(name) {
       );
   }
 }
+
+const rejectedHeading = () =>
+  make(
+    "header",
+    { class: "class-heading" },
+    make("h2", {}, "Rejected items"),
+    make(
+      "p",
+      { class: "faint" },
+      "They are in no class, and stay unlabelled in the next fit. Select some to move them into one.",
+    ),
+  );
 
 const tiles = (box) => [...box.querySelectorAll(".tile .open")];
 const back = () => make("a", { class: "back", href: "#clusters" }, "← All classes");

@@ -1,12 +1,12 @@
 // The list of all classes: sizes, confidence, pictures; one of them is open.
 
 import { classAddress, openedClass } from "./addresses.js";
-import { assignColours, mark } from "./colours.js";
+import { mark } from "./colours.js";
 import { showCluster } from "./cluster.js";
 import { byId, make, show } from "./dom.js";
 import { emptyState } from "./empty.js";
 import { listen, state } from "./state.js";
-import { thumbnail } from "./tiles.js";
+import { pictures } from "./tiles.js";
 import { counted } from "./words.js";
 
 const WIDE = matchMedia("(min-width: 901px)"); // as in page.css
@@ -30,7 +30,6 @@ export function hideClusters() {
 function fill() {
   byId("clusters").classList.toggle("one", openedClass() !== null);
   const { clusters, n_rejected: nRejected } = state.clusters;
-  assignColours(clusters);
   const word = filter.value.trim().toLowerCase();
   const found = clusters.filter((cluster) => cluster.name.toLowerCase().includes(word));
   const list = byId("cluster-list");
@@ -46,12 +45,10 @@ function fill() {
     nRejected > 0 && make("ul", { class: "classes" }, rejectedCard(nRejected)),
   );
   list.scrollTop = scrolled;
+  list.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
 }
 
 function card(cluster) {
-  const pictures = cluster.exemplars
-    .slice(0, 4)
-    .map((row) => make("span", { class: "tiny" }, thumbnail({ row, name: "" }, 64)));
   return make(
     "li",
     {},
@@ -70,7 +67,7 @@ function card(cluster) {
         cluster.n_left > 0 && ` · ${cluster.n_left} to decide`,
         meter(cluster),
       ),
-      state.run.has_pictures && make("span", { class: "strip" }, pictures),
+      make("span", { class: "strip" }, pictures(cluster.exemplars, "tiny", 64)),
     ),
   );
 }

@@ -45,7 +45,10 @@ export function renameColour(from, to) {
   if (chosen.has(from) && !chosen.has(to)) chosen.set(to, chosen.get(from));
 }
 
-export const colourOf = (name) => chosen.get(name)?.colour ?? 0;
+export function colourOf(name) {
+  if (!chosen.has(name)) assignColours(state.clusters?.clusters ?? []);
+  return chosen.get(name)?.colour ?? 0;
+}
 
 /** The mark of a class: its colour, a circle for seen and a diamond for novel ones. */
 export const mark = (cluster) =>

@@ -78,7 +78,7 @@ function folders(text, copy) {
 function fitAgain() {
   const usual = state.run.settings.find((setting) => setting.name === "epochs");
   const epochs =
-    usual && make("input", { type: "number", min: 1, id: "epochs", value: usual.value, placeholder: "by itself" });
+    usual && make("input", { type: "number", min: 1, id: "epochs", value: usual.value, placeholder: "auto" });
   const form = make(
     "form",
     {
@@ -122,9 +122,11 @@ function summarise() {
       .slice(0, 5)
       .map((cluster) => cluster.name)
       .join(", ") + (named.length > 5 ? ", …" : "");
-  fitSummary.textContent = named.length
-    ? `${counted(named.length, "new class", "new classes")}: ${names}. ${number(left)} undecided items stay unlabelled.`
-    : "No class has been named yet, so there is little new to learn. Name one under Clusters.";
+  const decided = clusters.reduce((sum, one) => sum + one.n_items - one.n_labelled - one.n_left, 0);
+  const learned = named.length ? `${counted(named.length, "new class", "new classes")}: ${names}; ` : "";
+  fitSummary.textContent = decided
+    ? `${learned}${counted(decided, "item")} decided here. ${number(left)} undecided ones stay unlabelled.`
+    : "Nothing has been named or confirmed yet, so there is little new to learn. Name a class under Clusters.";
 }
 
 async function start(kind, asked) {

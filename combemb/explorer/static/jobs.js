@@ -47,15 +47,11 @@ export function jobBox(job) {
     if (now.progress === null) bar.removeAttribute("value");
     else bar.value = now.progress;
     stop.hidden = !isRunning;
-    show(step, now.step && isRunning ? `Step ${now.step.number} of ${now.step.of}: ${now.step.name}` : "");
-    show(
-      text,
-      isRunning
-        ? [now.text, now.progress === null ? null : percent(now.progress), duration(now.seconds)]
-            .filter(Boolean)
-            .join(" · ")
-        : "",
-    );
+    step.hidden = !isRunning || !now.step;
+    text.hidden = !isRunning;
+    if (now.step) show(step, `Step ${now.step.number} of ${now.step.of}: ${now.step.name}`);
+    const share = now.progress === null ? null : percent(now.progress);
+    show(text, [now.text, share, duration(now.seconds)].filter(Boolean).join(" · "));
     log.textContent = now.lines.slice(-8).join("\n");
     log.hidden = now.lines.length === 0 || now.status === "done";
     const said = {

@@ -100,7 +100,7 @@ function similar() {
   if (row !== undefined) location.hash = searchAddress(row);
 }
 
-export function showKeys() {
+function showKeys() {
   const box = byId("dialog");
   const rows = KEYS.filter((entry) => entry.shown).map(({ shown, about }) => [
     make("dt", {}, make("kbd", {}, shown)),

@@ -4,7 +4,7 @@ import { classAddress } from "./addresses.js";
 import { mark } from "./colours.js";
 import { byId, make, show } from "./dom.js";
 import { listen, state } from "./state.js";
-import { thumbnail } from "./tiles.js";
+import { pictures } from "./tiles.js";
 import { counted, number } from "./words.js";
 
 const SAMPLES = 12; // pictures of a selection
@@ -77,7 +77,7 @@ function showSelected(rows) {
     make(
       "div",
       { class: "samples" },
-      samples.map((row) => make("span", { class: "tiny" }, thumbnail({ row, name: "" }, 64))),
+      pictures(samples, "tiny", 64),
     ),
     make(
       "ul",

@@ -67,7 +67,8 @@ async function start() {
 listen("run", (run) => {
   byId("run-name").textContent = run.name;
   byId("run-name").title = run.data ?? run.name;
-  byId("run-about").textContent = `${counted(run.n_items, "item")} · ${run.n_seen} seen, ${run.n_novel ?? 0} novel`;
+  if (run.discovery !== "ready")
+    byId("run-about").textContent = `${counted(run.n_seen, "seen class", "seen classes")} · nothing discovered yet`;
 });
 
 listen("clusters", (clusters) => {

@@ -27,17 +27,9 @@ let isHeard = false; // whether the plot has its listeners
 
 export async function showMap() {
   isShown = true;
-  if (state.run.discovery !== "ready")
-    return tell(
-      emptyState(
-        "Nothing was discovered yet",
-        "A discovery finds the classes that nobody has named.",
-        startButton("discover", "Discover classes"),
-      ),
-    );
-  if (state.run.map === "missing") return waitForMap();
   try {
-    await draw();
+    if (state.run.map === "missing") await waitForMap();
+    else await draw();
   } catch (error) {
     tell(problem(error, showMap));
   }
@@ -115,27 +107,40 @@ const startButton = (kind, text) =>
     text,
   );
 
+function whyFailed(jobs, kind) {
+  const last = jobs.find((one) => one.kind === kind);
+  return last?.status === "failed" ? last.error : null;
+}
+
+function noDiscovery(jobs) {
+  const error = whyFailed(jobs, "discover");
+  return emptyState(
+    error ? "The discovery failed" : "Nothing was discovered yet",
+    error ?? "A discovery finds the classes that nobody has named.",
+    startButton("discover", error ? "Try again" : "Discover classes"),
+  );
+}
+
+function noMap(jobs) {
+  const error = whyFailed(jobs, "map");
+  return emptyState(
+    error ? "The map could not be drawn" : "There is no map yet",
+    error ?? "It is computed once and then stored.",
+    startButton("map", "Draw the map"),
+  );
+}
+
 /** Show how far the job is that makes what the map needs. */
 async function waitForMap() {
   const { jobs } = await api.jobs();
   const job = jobs.find((one) => one.status === "running");
-  if (!job) {
-    const failed = jobs.find((one) => one.kind === "map" && one.status === "failed");
-    tell(
-      emptyState(
-        failed ? "The map could not be drawn" : "There is no map yet",
-        failed?.error ?? "It is computed once and then stored.",
-        startButton("map", "Draw the map"),
-      ),
-    );
-    return;
-  }
+  if (!job) return tell(state.run.discovery === "ready" ? noMap(jobs) : noDiscovery(jobs));
   const bar = make("progress", { max: 1, "aria-label": "Progress of the map" });
   const text = make("p", { class: "faint" });
   tell(
     emptyState(
       job.kind === "map" ? "The map is being drawn" : job.title,
-      "It is computed once and then stored. Clusters, Review and Search work meanwhile.",
+      job.kind === "map" ? "It is computed once and then stored. Clusters, Review and Search work meanwhile." : null,
       bar,
     ),
     text,
@@ -146,14 +151,15 @@ async function waitForMap() {
     text.textContent = now.text ?? "";
   });
   await loadRun();
-  if (isShown) await showMap();
+  return isShown ? showMap() : undefined;
 }
 
 function listenToPlot() {
   isHeard = true;
-  plot.addEventListener("pointerdown", () => {
-    byId("hover").hidden = true;
-  });
+  for (const what of ["pointerdown", "wheel"])
+    plot.addEventListener(what, () => {
+      byId("hover").hidden = true;
+    });
   plot.on("plotly_hover", (event) => hover(event.points[0], event.event));
   plot.on("plotly_unhover", () => {
     byId("hover").hidden = true;

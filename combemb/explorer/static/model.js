@@ -6,7 +6,7 @@ import { byId, make, show } from "./dom.js";
 import { problem } from "./empty.js";
 import { metaClasses } from "./meta_classes.js";
 import { listen, setRun, state } from "./state.js";
-import { counted } from "./words.js";
+import { counted, number } from "./words.js";
 
 let shown = null;
 
@@ -36,13 +36,14 @@ export async function showModel() {
 const part = (title, ...content) => make("section", { class: "part" }, make("h3", {}, title), content);
 
 function facts(run) {
+  const isDiscovered = run.discovery === "ready";
   const rows = [
     ["Method", run.method],
     ["Paper", run.paper],
     ["Data", run.data ?? "given as an array"],
-    ["Items", `${run.n_items.toLocaleString("en")}, ${run.n_labelled.toLocaleString("en")} of them labelled`],
-    ["Classes", `${counted(run.n_seen, "seen class", "seen classes")}, ${run.n_novel} novel found${interval(run)}`],
-    ["Codes", run.bits ? `${run.bits} bits; ${run.codebook}` : "none"],
+    ["Items", isDiscovered && `${number(run.n_items)}, ${number(run.n_labelled)} of them labelled`],
+    ["Classes", counted(run.n_seen, "seen class", "seen classes") + (isDiscovered ? novel(run) : "")],
+    ["Codes", run.codebook ?? "none"],
     ["combemb", run.combemb],
   ];
   return make(
@@ -52,8 +53,8 @@ function facts(run) {
   );
 }
 
-function interval({ n_novel_interval: range }) {
-  return range && range[0] < range[1] ? ` (between ${range[0]} and ${range[1]})` : "";
+function novel({ n_novel: n, n_novel_interval: [low, high] }) {
+  return `, ${n} novel found${low < high ? ` (between ${low} and ${high})` : ""}`;
 }
 
 const metrics = (rows) =>
@@ -83,16 +84,16 @@ async function fillRuns(box) {
   const { runs } = await api.runs().catch(() => ({ runs: [] }));
   const others = runs.filter((run) => !run.is_current && run.is_complete);
   if (others.length === 0) return show(box);
+  const amounts = (run) => [
+    run.n_labelled !== null && counted(run.n_labelled, "label"),
+    counted(run.n_classes, "class", "classes"),
+  ];
   const line = (run) =>
     make(
       "li",
       {},
       make("strong", {}, run.name),
-      make(
-        "span",
-        { class: "faint" },
-        ` ${run.n_labelled.toLocaleString("en")} labels, ${counted(run.n_classes, "class", "classes")} `,
-      ),
+      make("span", { class: "faint" }, ` ${amounts(run).filter(Boolean).join(", ")} `),
       make("button", { onclick: () => open(run.name) }, "Open"),
     );
   return show(box, make("h4", {}, "Other runs on these data"), make("ul", { class: "plain" }, others.map(line)));
@@ -108,13 +109,13 @@ export async function open(name) {
 function settings(rows) {
   const isChanged = ({ value, default: usual }) => JSON.stringify(value) !== JSON.stringify(usual);
   const ordered = [...rows].sort((a, b) => isChanged(b) - isChanged(a));
-  const text = (value) => (value === null ? "by itself" : Array.isArray(value) ? value.join(", ") : String(value));
+  const text = (value) => (value === null ? "None" : Array.isArray(value) ? value.join(", ") : String(value));
   const line = (row) =>
     make(
       "tr",
       { class: isChanged(row) ? "changed" : "" },
       make("th", { scope: "row" }, row.name),
-      make("td", {}, text(row.value)),
+      make("td", { class: "value" }, text(row.value)),
       make("td", { class: "faint" }, isChanged(row) ? `default ${text(row.default)}` : ""),
       make("td", { class: "faint about" }, row.about),
     );
@@ -123,7 +124,7 @@ function settings(rows) {
     { class: "wide", tabindex: "0", role: "region", "aria-label": "Settings" },
     make(
       "table",
-      {},
+      { class: "settings" },
       make(
         "thead",
         {},

@@ -85,22 +85,24 @@ export function rangesOf({ x, y }) {
 }
 
 /**
- * Names of classes at their middles, those first that nobody has named, and none that would hide another where a
- * pixel is as wide as `pixel`.
+ * Names of classes at their middles, those first that nobody has named; none that would hide another where a pixel is
+ * as wide as `pixel`, and none that would leave the map, which shows x from `low` to `high`.
  */
-function annotations(clusters, places, pixel, colours) {
+function annotations(clusters, places, pixel, [low, high], colours) {
   const written = [];
   for (const cluster of clusters) {
     const place = places[cluster.number];
     if (!place || written.length === MAX_NAMES) continue;
     const text = shortened(cluster.name);
+    const half = (text.length / 2) * LETTER * pixel;
+    const x = Math.max(low + half, Math.min(place[0], high - half));
     const isFree = written.every((other) => {
-      const width = ((text.length + other.length) / 2) * LETTER * pixel;
-      return Math.abs(place[0] - other.x) > width || Math.abs(place[1] - other.y) > LINE * pixel;
+      const width = half + (other.length / 2) * LETTER * pixel;
+      return Math.abs(x - other.x) > width || Math.abs(place[1] - other.y) > LINE * pixel;
     });
     if (isFree)
       written.push({
-        x: place[0],
+        x,
         y: place[1],
         length: text.length,
         text: cluster.is_seen ? escaped(text) : `<b>${escaped(text)}</b>`,
@@ -125,8 +127,9 @@ const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").repl
 export function layoutOf(clusters, places, [xRange, yRange], { clientWidth, clientHeight }, drag) {
   const axis = { visible: false, zeroline: false };
   const pixel = Math.max((xRange[1] - xRange[0]) / clientWidth, (yRange[1] - yRange[0]) / clientHeight);
+  const [middle, half] = [(xRange[0] + xRange[1]) / 2, (pixel * clientWidth) / 2];
   return {
-    annotations: annotations(clusters, places, pixel, shownColours()),
+    annotations: annotations(clusters, places, pixel, [middle - half, middle + half], shownColours()),
     margin: { l: 0, r: 0, t: 0, b: 0 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",

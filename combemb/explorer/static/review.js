@@ -7,8 +7,8 @@ import { chooseClass } from "./chooser.js";
 import { mark } from "./colours.js";
 import { byId, make, show } from "./dom.js";
 import { emptyState, problem } from "./empty.js";
-import { clusterNamed, listen, state } from "./state.js";
-import { thumbnail } from "./tiles.js";
+import { clusterNamed, hasPictures, listen, state } from "./state.js";
+import { pictures, thumbnail } from "./tiles.js";
 import { openViewer } from "./viewer.js";
 import { counted, percent } from "./words.js";
 
@@ -77,7 +77,7 @@ function draw() {
       "div",
       { class: "asked" },
       make("div", { class: "picture" }, large),
-      make("p", { class: "path faint" }, item.name),
+      hasPictures() && make("p", { class: "path faint" }, item.name),
     ),
     make(
       "div",
@@ -88,15 +88,9 @@ function draw() {
         { class: "faint" },
         `Confidence ${item.confidence.toFixed(2)}. `,
         cluster.is_named ? "" : "This class has no name yet. ",
-        "Typical items of it:",
+        hasPictures() && "Typical items of it:",
       ),
-      make(
-        "div",
-        { class: "strip" },
-        cluster.exemplars
-          .slice(0, 4)
-          .map((row) => make("span", { class: "small-picture" }, thumbnail({ row, name: "" }, 128))),
-      ),
+      make("div", { class: "strip" }, pictures(cluster.exemplars, "small-picture", 128)),
       make(
         "div",
         { class: "actions" },

@@ -16,17 +16,19 @@ let previewed = null; // address of the uploaded image
 
 /** Show the view; `what` is the row of the query, or null for the last one. */
 export function showSearch(what) {
-  byId("drop").hidden = !hasPictures();
+  const canSearch = state.run.index === "ready";
+  byId("drop").hidden = !canSearch || !hasPictures();
+  byId("search-filters").hidden = !canSearch;
   fillClasses();
   if (what !== null && what !== "") query = { row: Number(what) };
-  if (state.run.index !== "ready") return unavailable();
+  if (!canSearch) return unavailable();
   return query ? ask() : nothing();
 }
 
 function nothing() {
   show(byId("query"));
   const how = hasPictures()
-    ? "Drop an image on the left, or choose Find similar at any item."
+    ? "Drop an image anywhere on this page, or choose Find similar at any item."
     : "Choose Find similar at any item. This run is one of embeddings, so there are no images to upload.";
   show(byId("hits"), emptyState("What are you looking for?", how));
 }
@@ -49,7 +51,7 @@ function unavailable() {
             onclick: () =>
               api.startJob({ kind: "index" }).then(() => {
                 location.hash = "#export";
-              }, failed),
+              }, complain),
           },
           "Build the index",
         ),
@@ -71,13 +73,13 @@ async function ask() {
     showQuery(found.query);
     showHits(found.hits);
   } catch (error) {
-    if (question === asked) failed(error);
+    if (question !== asked) return;
+    show(byId("query"), query.file && make("p", { class: "path faint" }, query.file.name));
+    show(byId("hits"), problem(error, error.code !== "broken_image" && ask));
   } finally {
     if (question === asked) byId("hits").removeAttribute("aria-busy");
   }
 }
-
-const failed = (error) => show(byId("hits"), problem(error, query && ask));
 
 function showQuery(found) {
   if (previewed) URL.revokeObjectURL(previewed);
@@ -115,7 +117,7 @@ function showHits(hits) {
         make("button", { onclick: clearFilters }, "Clear the filters"),
       ),
     );
-  const items = hits.map((hit) => ({ ...hit, is_labelled: hit.label !== null, confidence: 0 }));
+  const items = hits.map((hit) => ({ ...hit, is_labelled: hit.label !== null }));
   return show(
     byId("hits"),
     make("h3", {}, counted(hits.length, "hit"), make("span", { class: "faint" }, " nearest first")),

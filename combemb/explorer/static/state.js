@@ -37,5 +37,4 @@ export function toggleSelected(row) {
 }
 
 export const clusterNamed = (name) => state.clusters?.clusters.find((cluster) => cluster.name === name);
-export const classNames = () => state.clusters?.clusters.map((cluster) => cluster.name) ?? [];
 export const hasPictures = () => Boolean(state.run?.has_pictures);

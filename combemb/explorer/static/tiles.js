@@ -17,11 +17,20 @@ export function thumbnail(item, side = SIDE, source = null) {
   return image;
 }
 
+/** Return small pictures of some rows; nothing where items have none. */
+export const pictures = (rows, kind, side) =>
+  hasPictures() && rows.map((row) => make("span", { class: kind }, thumbnail({ row, name: "" }, side)));
+
 const certainty = (item) => (item.is_labelled ? "labelled" : item.confidence.toFixed(2));
 
-/** What an item is, for those who do not see it. */
-const spoken = (item) =>
-  `${item.name}, ${item.cluster ?? "in no class"}, ${item.is_labelled ? "" : "confidence "}${certainty(item)}`;
+/** What an item is, for those who do not see it; hits have a score instead of a confidence. */
+function spoken(item) {
+  const known = [item.name, item.cluster ?? "in no class"];
+  if (item.is_labelled) known.push("labelled");
+  else if (item.confidence !== undefined) known.push(`confidence ${certainty(item)}`);
+  if (item.score !== undefined) known.push(`score ${item.score.toFixed(2)}`);
+  return known.join(", ");
+}
 
 /** Return a grid of items; `caption(item)` is what is below each, `label` what the grid is called. */
 export function grid(items, label, caption = (item) => certainty(item)) {

@@ -96,7 +96,7 @@ def _files(served: Served) -> tuple[list[Path], list[str]]:
 def _zipped(files: list[Path], classes: list[str]) -> Iterator[bytes]:
     """Yield a ZIP file part by part; images are compressed already, so they are stored as they are."""
     sink = _Sink()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive:  # some are from 1970
         for file, (folder, name) in zip(files, places_in_folders(files, classes), strict=True):
             archive.write(file, f"{folder}/{name}")
             yield sink.taken()
