@@ -1,6 +1,7 @@
 """Search of CodeIndex against FAISS's IndexPQFastScan on the same codes: 100 nearest, two threads, ratios in one run.
 
 python benchmarks/search_speed.py random           # 48 random bits, 5,000,000 codes, 1, 16 and 1,000 queries
+python benchmarks/search_speed.py small            # 48 random bits: 100,000 codes, 1 query; a million and two, 16
 python benchmarks/search_speed.py trained          # 24 bits of a model of digits, 5,000,000 entries
 python benchmarks/search_speed.py curve            # the same, 100,000 to 50,000,000 entries
 
@@ -22,6 +23,8 @@ from combemb.data import datasets
 from combemb.search.codebook import ProductCodebook
 
 K, THREADS, ROUNDS = 100, 2, 5
+SMALL = ((100_000, 1), (1_000_000, 16), (2_000_000, 16))  # codes and queries
+SMALL_ROUNDS = 41
 
 
 def joined_fast_scan(codebook: ProductCodebook) -> faiss.IndexPQFastScan:
@@ -52,7 +55,9 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def compare(index: CodeIndex, reference: faiss.IndexPQFastScan, queries: np.ndarray, name: str) -> float:
+def compare(
+    index: CodeIndex, reference: faiss.IndexPQFastScan, queries: np.ndarray, name: str, rounds: int = ROUNDS
+) -> float:
     """Print and return the median over rounds of FAISS's time over ours."""
     scaled = queries.astype(np.float32)
     n = max(1, 32 // len(queries))  # searches per round, for precise times of short ones
@@ -62,11 +67,11 @@ def compare(index: CodeIndex, reference: faiss.IndexPQFastScan, queries: np.ndar
 
     ours, theirs = repeat(lambda: index.search(queries, K)), repeat(lambda: reference.search(scaled, K))
     ours(), theirs()
-    pairs = [(timed(theirs) / n, timed(ours) / n) for _ in range(ROUNDS)]
+    pairs = [(timed(theirs) / n, timed(ours) / n) for _ in range(rounds)]
     ratio = statistics.median(a / b for a, b in pairs)
     a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
     rate = len(index) * len(queries) / 1e6
-    speeds = f"FAISS {1e3 * a:8.2f} ms ({rate / a:6,.0f} M codes/s)   ours {1e3 * b:8.2f} ms ({rate / b:6,.0f} M)"
+    speeds = f"FAISS {1e3 * a:8.3f} ms ({rate / a:6,.0f} M codes/s)   ours {1e3 * b:8.3f} ms ({rate / b:6,.0f} M)"
     print(f"  {name}: {speeds}   ratio {ratio:.2f}", flush=True)
     return ratio
 
@@ -102,7 +107,7 @@ def check(index: CodeIndex, codes: Callable[[], Iterator[np.ndarray]], reference
     assert is_equal
 
 
-def random_codes(n: int) -> None:
+def random_codes(n: int, batches: tuple[int, ...] = (1, 16, 1_000), rounds: int = ROUNDS) -> None:
     rng = np.random.default_rng(0)
     words = rng.normal(size=(24, 4, 12))
     codebook = ProductCodebook(words / np.linalg.norm(words, axis=2, keepdims=True))
@@ -119,8 +124,8 @@ def random_codes(n: int) -> None:
     queries = (queries / np.linalg.norm(queries, axis=2, keepdims=True) / np.sqrt(24)).reshape(1_000, -1)
     print(f"random codes: {index}")
     check(index, codes, reference, queries)
-    for Q in (1, 16, 1_000):
-        compare(index, reference, queries[:Q], f"{Q:5,} queries")
+    for Q in batches:
+        compare(index, reference, queries[:Q], f"{Q:5,} queries", rounds)
 
 
 class Noisy:
@@ -166,13 +171,16 @@ def trained_codes(sizes: list[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["random", "trained", "curve"])
+    parser.add_argument("what", choices=["random", "small", "trained", "curve"])
     parser.add_argument("--entries", type=int, default=5_000_000)
     given = parser.parse_args()
     torch.set_num_threads(THREADS)
     faiss.omp_set_num_threads(THREADS)
     if given.what == "random":
         random_codes(given.entries)
+    elif given.what == "small":
+        for n, Q in SMALL:
+            random_codes(n, (Q,), SMALL_ROUNDS)
     else:
         trained_codes([given.entries] if given.what == "trained" else [10**5, 10**6, 5 * 10**6, 2 * 10**7, 5 * 10**7])
 

@@ -21,6 +21,7 @@ from combemb.learning.one_writer import one_writer
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__, "tests.disturbances"])
+SECONDS = 180  # until a process that hangs is given up
 CHANGES = {"os.rename", "os.remove", "os.rmdir"}  # audit events, raised just before each change of a folder
 
 
@@ -33,7 +34,7 @@ def started(work: Callable[..., Any], *arguments: Any) -> BaseProcess:
 
 def ended(process: BaseProcess) -> int:
     """Wait for a process; return its exit code."""
-    process.join(60)
+    process.join(SECONDS)
     assert process.exitcode is not None, "it hangs"
     return process.exitcode
 

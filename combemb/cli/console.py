@@ -63,12 +63,13 @@ def running(quiet: bool = False, stopped: str = "stopped") -> Iterator[None]:
     from combemb.learning.loop import Diverged
     from combemb.system import machine
     from combemb.system.errors import UnknownData
+    from combemb.system.processes import LostProcess
 
     machine.own_process()  # malloc may be tuned: this process is ours, unlike one that imports a library
     out.quiet = quiet
     try:
         yield
-    except (ValueError, OSError, Diverged) as error:
+    except (ValueError, OSError, Diverged, LostProcess) as error:
         if wants_traceback.get() or isinstance(
             error, BrokenPipeError
         ):  # click ends quietly when `head` closes the pipe

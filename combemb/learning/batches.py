@@ -11,6 +11,7 @@ from torch import Tensor
 
 from combemb.data.items import ArrayItems, Items
 from combemb.data.labels import Labels
+from combemb.system import processes
 from combemb.system.ahead import ahead
 
 
@@ -49,12 +50,36 @@ class Batch:
     clean: Tensor | None = None  # (B, F), the clean view, for methods that ask for it
     step: int = 0  # number of steps before this one
     fraction_done: float = 0.0  # step / all steps of the training
+    generator: torch.Generator | None = None  # the same in all processes; None: torch's global one
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
         x, other, labels = (t.to(device, non_blocking=True) for t in (self.x, self.other, self.labels))
         clean = None if self.clean is None else self.clean.to(device, non_blocking=True)
         return replace(self, x=x, other=other, labels=labels, clean=clean)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the rows of x (B, ...) of all processes, differentiably, in the order that one process would have."""
+        if processes.world_size() == 1:
+            return x
+        everyone = processes.gather(x).unflatten(0, (processes.world_size(), -1))
+        return torch.cat([everyone[:, : self.n_labelled].flatten(0, 1), everyone[:, self.n_labelled :].flatten(0, 1)])
+
+    def gather_labelled(self, x: Tensor) -> Tensor:
+        """Return the rows of the labelled items of all processes, differentiably; x (B, ...) as for `gather`."""
+        return processes.gather(x[: self.n_labelled])
+
+    def drawn(self, draw: Callable[..., Tensor], *shape: int) -> Tensor:
+        """Return random numbers (B, *shape) for these items, those that one process would draw for the items of all.
+
+        draw((n, *shape), generator=...) is a function such as `torch.randn`.
+        """
+        n, W = len(self.rows), processes.world_size()
+        numbers = draw((n * W, *shape), generator=self.generator)
+        if W > 1:
+            parts = numbers.tensor_split([self.n_labelled * W])
+            numbers = torch.cat([processes.own_rows(part) for part in parts])
+        return numbers.to(self.x.device)
 
 
 @dataclass(eq=False)

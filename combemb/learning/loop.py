@@ -111,13 +111,14 @@ def train(
             good = {name: tensor.clone() for name, tensor in _state(module, optimisers, kept).items()}
             sums: dict[str, Tensor] = {}
             i = 0
+            drawing = torch.Generator().manual_seed(data.seed * 1_000_003 + epoch) if data.world_size > 1 else None
             try:
                 with seeded(data.seed * 1_000_003 + epoch * data.world_size + data.rank):  # for dropout and the like
                     method.on_epoch(data, epoch)
                     for i, drawn in enumerate(data.epoch(epoch)):
                         step = epoch * len(data) + i
                         _set_rates(optimisers, peaks, method.rate(step, n_steps))
-                        batch = replace(drawn.to(device), step=step, fraction_done=step / n_steps)
+                        batch = replace(drawn.to(device), step=step, fraction_done=step / n_steps, generator=drawing)
                         for name, term in method.step(batch, optimisers).items():
                             sums[name] = sums.get(name, 0) + term.detach()
                         display.advance(n_items, partial("epoch {}/{}".format, epoch + 1, n_epochs))

@@ -14,10 +14,12 @@ from combemb.learning.deep import MIN_EPOCHS
 from combemb.learning.head import HeadMethod
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.head_network import HeadNetwork
+from combemb.learning.objectives.pairs import ALL as EVERY
 from combemb.learning.objectives.ramps import ramp_up
 from combemb.learning.objectives.two_heads import ALL, SEEN, start_at_axes, two_head_terms
 from combemb.learning.published import WithSGD
 from combemb.learning.settings import setting
+from combemb.system import processes
 
 DEFAULT_STEPS = 1200
 
@@ -36,8 +38,7 @@ class PairHeads(WithSGD, HeadMethod):
     - w(t) = consistency_weight * exp(-5 (1 - t / ramp_share)^2), t the share of the training that is done.
 
     The outputs of the head over all classes have no names while it learns; they are matched to classes at the end. In
-    the release, that head has the novel classes alone and every unlabelled item is novel. Under torchrun, each process
-    pairs the items of its own part of a batch.
+    the release, that head has the novel classes alone and every unlabelled item is novel.
 
     On frozen features, the trunk is a layer with a ReLU that starts with the axes of the feature map and their
     opposites: f = (max(0, x_1), max(0, -x_1), max(0, x_2), ...). Along these axes, items differ most compared with
@@ -65,8 +66,8 @@ class PairHeads(WithSGD, HeadMethod):
     )
 
     @abstractmethod
-    def pairs(self, f: Tensor) -> Tensor:
-        """Return which pairs of items count as one class (n, n) bool, from features of the trunk (n, D)."""
+    def pairs(self, f: Tensor, rows: slice = EVERY) -> Tensor:
+        """Return which of these rows count as one class with which items (rows, n) bool, from features f (n, D)."""
 
     @classmethod
     def as_published(cls, **settings: Any) -> Self:
@@ -102,7 +103,9 @@ class PairHeads(WithSGD, HeadMethod):
 
     def terms(self, f: Tensor, other: Tensor, batch: Batch) -> Terms:
         """Return CE, BCE and MSE with their weights, from the features of both views (B, D)."""
-        n, similar = batch.n_labelled, self.pairs(self._compared(f, batch)[batch.n_labelled :])
+        n = batch.n_labelled
+        compared = self._compared(f, batch)[n:]
+        similar = self.pairs(processes.gather(compared), processes.own(len(compared)))
         weight = self.consistency_weight * ramp_up(batch.fraction_done / self.ramp_share)
         return two_head_terms(self.heads_.heads, f, other, batch.labels[:n], similar=similar, weight=weight)
 

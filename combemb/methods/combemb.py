@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -234,7 +234,7 @@ class CombEmb(PairSettings, DeepMethod, CodeMethod):
         pi = soft_assignment(cosines, matrix, self.sharpness)  # (B, D)
         all_pi = processes.gather(unit(pi))  # (all B, D)
         others = all_pi if self.positive_gradient else all_pi.detach()
-        own = slice(processes.rank() * len(z), (processes.rank() + 1) * len(z))
+        own = processes.own(len(z))
         with torch.no_grad():
             other = self._pi(batch.other, matrix)
             if batch.step % STEPS_PER_CALIBRATION == 0:
@@ -268,9 +268,9 @@ class CombEmb(PairSettings, DeepMethod, CodeMethod):
         clusters = self.kept.get("clusters")
         return Compared(
             pi,
-            lambda: processes.gather(z),
-            lambda: processes.gather(self._steady_pi(batch, matrix)),
-            lambda: processes.gather(batch.rows.to(pi.device)),
+            cache(lambda: processes.gather(z)),
+            cache(lambda: processes.gather(self._steady_pi(batch, matrix))),
+            cache(lambda: processes.gather(batch.rows.to(pi.device))),
             self._net.threshold,
             getattr(self.scratch, "near", None),
             None if clusters is None else clusters.to(pi.device),

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -155,22 +156,28 @@ class DualRank(WithSGD, HeadMethod):
         part, part_other = maps.mean(dim=(2, 3)), maps_other.mean(dim=(2, 3))
         places = inner_places(maps.detach())  # (B, P, D')
         labels, weight = batch.labels[:n], self.consistency_weight * ramp_up(batch.fraction_done / self.ramp_share)
-        similar, alike = rank_statistics(f[n:].detach(), self._k), self.similar_parts(places[n:])
+        similar, alike = self.similar(f[n:].detach()), self.similar_parts(places[n:])
         terms = two_head_terms(net.heads, f, f_other, labels, similar=similar, weight=weight)
         local = two_head_terms(net.local_heads, part, part_other, labels, similar=alike, weight=weight)
         terms |= {f"local_{name}": term for name, term in local.items()}
         terms["mutual"] = self.mutual_weight * mutual_divergence(
             self._compared(f[n:], f_other[n:], net.memory), self._compared(part[n:], part_other[n:], net.local_memory)
         )
-        drawn = torch.randint(places.shape[1], (len(places),)).to(places.device)
-        net.words.push(places[torch.arange(len(places), device=places.device), drawn])
+        drawn = batch.drawn(partial(torch.randint, places.shape[1]))
+        words = places[torch.arange(len(places), device=places.device), drawn]
+        for part in words.tensor_split([n]):  # in the order of one process
+            net.words.push(part)
         return terms
+
+    def similar(self, f: Tensor) -> Tensor:
+        """Return the pairs of items that have the same largest features f (n, D), with those of all processes."""
+        return rank_statistics(processes.gather(f), self._k, processes.own(len(f)))
 
     @torch.no_grad()
     def similar_parts(self, places: Tensor) -> Tensor | None:
-        """Return the pairs of items (n, n) whose bags of parts have the same largest words, and update delta.
+        """Return the pairs of items whose bags of parts have the same largest words, and update delta.
 
-        places (n, P, D'). None until the dictionary is full.
+        places (n, P, D'); pairs are those with the items of all processes. None until the dictionary is full.
         """
         net = self._net
         if not net.words.is_full:
@@ -178,7 +185,7 @@ class DualRank(WithSGD, HeadMethod):
         distances = word_distances(places, net.words.rows)
         nearest = processes.mean(distances.amin(dim=2).mean())
         net.delta.copy_(DELTA_MOMENTUM * net.delta + (1 - DELTA_MOMENTUM) * nearest)
-        return rank_statistics(bag_of_parts(distances, self.sharpness, net.delta), self._k)
+        return self.similar(bag_of_parts(distances, self.sharpness, net.delta))
 
     def _compared(self, f: Tensor, other: Tensor, memory: Queue) -> Tensor:
         """Return the logits of items against their second views and a memory, to which the views are then added."""

@@ -11,10 +11,11 @@ from combemb.data.labels import same_class
 from combemb.learning.batches import Batch, Batches
 from combemb.learning.loop import Terms
 from combemb.learning.objectives.head_network import HeadNetwork
-from combemb.learning.objectives.pairs import similar
+from combemb.learning.objectives.pairs import ALL, similar
 from combemb.learning.objectives.queues import Queue
 from combemb.learning.pair_heads import PairHeads
 from combemb.learning.settings import setting
+from combemb.system import processes
 from combemb.system.arrays import unit
 
 LABELLED, UNLABELLED = "labelled_queue", "unlabelled_queue"
@@ -64,7 +65,16 @@ def neighbour_loss(
     return functional.cross_entropy(logits, functional.pad(targets, (0, hard.shape[1])))
 
 
-def hard_negatives(z: Tensor, queue: Tensor, labelled: Tensor, *, n_far: int, n_rounds: int, n_hard: int) -> Tensor:
+def hard_negatives(
+    z: Tensor,
+    queue: Tensor,
+    labelled: Tensor,
+    *,
+    n_far: int,
+    n_rounds: int,
+    n_hard: int,
+    generator: torch.Generator | None = None,
+) -> Tensor:
     """Return the n_hard largest cosines z_i . g (n, h) of items with mixtures g of other items (HNG).
 
     g = (a q + (1 - a) l) / |a q + (1 - a) l|, a = 1/3 and 2/3, for each of the n_far items q of the queue that are
@@ -74,7 +84,8 @@ def hard_negatives(z: Tensor, queue: Tensor, labelled: Tensor, *, n_far: int, n_
         return z.new_zeros(len(z), 0)
     to_queue, to_labelled, between = z @ queue.T, z @ labelled.T, queue @ labelled.T
     far = to_queue.detach().topk(min(n_far, len(queue)), dim=1, largest=False).indices.repeat(1, n_rounds)
-    mixed = torch.randint(len(labelled), far.shape, device=z.device)
+    n_all = (processes.world_size() * len(far), far.shape[1])
+    mixed = processes.own_rows(torch.randint(len(labelled), n_all, generator=generator)).to(z.device)
     near_far, near_mixed, inner = to_queue.gather(1, far), to_labelled.gather(1, mixed), between[far, mixed]
     cosines = [
         (a * near_far + (1 - a) * near_mixed) / (a**2 + (1 - a) ** 2 + 2 * a * (1 - a) * inner).clamp(min=1e-12).sqrt()
@@ -155,9 +166,9 @@ class NCL(PairHeads):
         n_labelled = int(data.labels.is_labelled.sum())
         self.scratch.n_queued = [max(n // 2, 1) for n in (n_labelled, len(data.labels) - n_labelled)]
 
-    def pairs(self, f: Tensor) -> Tensor:
+    def pairs(self, f: Tensor, rows: slice = ALL) -> Tensor:
         """Pair items with a large cosine."""
-        return similar(unit(f), self.positive_threshold)
+        return similar(unit(f), self.positive_threshold, rows)
 
     def terms(self, f: Tensor, other: Tensor, batch: Batch) -> Terms:
         """Return CE, BCE, MSE, N and S with their weights."""
@@ -167,7 +178,8 @@ class NCL(PairHeads):
         near = neighbour_targets((z[n:] @ queue.T).detach(), k, self.own_share)
         hard = None
         if self.hard_negatives:
-            hard = hard_negatives(z[n:], queue, labelled, n_far=self.n_far, n_rounds=self.n_rounds, n_hard=self.n_hard)
+            options = {"n_far": self.n_far, "n_rounds": self.n_rounds, "n_hard": self.n_hard}
+            hard = hard_negatives(z[n:], queue, labelled, **options, generator=batch.generator)
         same = label_targets(batch.labels[:n], classes)
         neighbours = neighbour_loss(z[n:], other[n:], queue, near, temperature=self.temperature, hard=hard)
         of_class = neighbour_loss(z[:n], other[:n], labelled, same, temperature=self.temperature)

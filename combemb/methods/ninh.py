@@ -83,10 +83,10 @@ class NINH(DeepMethod, BinaryMethod):
         return DivideAndEncode(n_features, int(self.bits), int(self.slice_size), float(self.epsilon))
 
     def losses(self, batch: Batch) -> Terms:
-        """Return the ranking loss of the triplets of the batch."""
+        """Return the ranking loss of the triplets of the batch of all processes."""
         assert isinstance(self.network_, DivideAndEncode)
-        relaxed = self.network_.bits(batch.x)
-        anchors, positives, negatives = triplets(same_class(batch.labels, batch.labels))
+        relaxed, labels = batch.gather(self.network_.bits(batch.x)), batch.gather(batch.labels)
+        anchors, positives, negatives = triplets(same_class(labels, labels), batch.generator)
         near = squared_distances(relaxed[anchors], relaxed[positives])
         far = squared_distances(relaxed[anchors], relaxed[negatives])
         return {"ranking": triplet_hinge(near, far, self.margin)}

@@ -18,7 +18,6 @@ from combemb.learning.objectives.pairs import partners
 from combemb.learning.pretraining.training import share_right
 from combemb.learning.published import WithSGD
 from combemb.learning.settings import setting
-from combemb.system import processes
 from combemb.system.arrays import unit
 
 MAX_ESTIMATED = 10_000  # the uncertainty is the mean over at most so many unlabelled items
@@ -125,8 +124,8 @@ class ORCA(WithSGD, HeadMethod):
         f = self.heads_(batch.x)
         logits = self._cosines(f)
         p, other = logits.softmax(dim=1), self.logits(batch.other).softmax(dim=1)
-        p, other, labels = (processes.gather(part) for part in (p, other, batch.labels))
-        partner = partners(processes.gather(f.detach()), labels)
+        p, other, labels = (batch.gather(part) for part in (p, other, batch.labels))
+        partner = partners(batch.gather(f.detach()), labels, batch.generator)
         return {
             "classes": margin_loss(logits[:n], batch.labels[:n], self._margin, self.scale),
             "pairs": self.pair_weight * partner_bce(p, other[partner]),

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from combemb.learning.objectives.pairs import rank_statistics
+from combemb.learning.objectives.pairs import ALL, rank_statistics
 from combemb.learning.pair_heads import PairHeads
 from combemb.learning.settings import setting
 
@@ -36,6 +36,6 @@ class RankStats(PairHeads):
         """Return the form of the release for CIFAR-10, for a GPU; see `PairHeads.as_published`."""
         return super().as_published(**{"n_ranked": 5, **settings})
 
-    def pairs(self, f: Tensor) -> Tensor:
+    def pairs(self, f: Tensor, rows: slice = ALL) -> Tensor:
         """Pair items with the same largest features."""
-        return rank_statistics(f, self.n_ranked)
+        return rank_statistics(f, self.n_ranked, rows)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from combemb.learning.objectives.image_players import ImageDistorter
 from combemb.learning.objectives.ramps import ramp_up
 from combemb.learning.objectives.triplets import require_triplets
 from combemb.learning.settings import setting
+from combemb.system import processes
 from combemb.system.machine import seeded
 
 SCALES = (4, 7, 14)  # g: an image has g x g cells, features have g^2 blocks
@@ -169,42 +171,48 @@ class SSAH(DeepMethod, BinaryMethod):
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
         """Let A-Net and H-Net take one step each."""
         batch = self.played(batch)
-        x, labels = batch.x.detach(), batch.labels[: batch.n_labelled]
+        x, labels = batch.x.detach(), batch.gather_labelled(batch.labels)
         similar = same_class(labels, labels)
         pace, consistent_weight = self.pace(batch.fraction_done)
         u = self.output(batch.x)
         for_hashing, for_adversary = optimisers
         terms: Terms = {}
         if self.adversary:
-            terms = self.adversary_terms(u.detach(), self.output(self.hard(x, pace), is_real=False), similar, pace)
+            hard = self.output(self.hard(x, pace, batch), is_real=False)
+            terms = self.adversary_terms(u.detach(), hard, similar, pace)
             descend(parameters_of(for_adversary), for_adversary, terms, self.clip_norm)
         with torch.no_grad():
-            hard = self.hard(x, pace)
+            hard = self.hard(x, pace, batch)
         hashing = self.hash_terms(u, self.output(hard, is_real=False), similar, consistent_weight)
         descend(parameters_of(for_hashing), for_hashing, hashing, self.clip_norm)
         return hashing | terms
 
-    def hard(self, x: Tensor, pace: Pace) -> Tensor:
-        """Return the hard version of each item, by A-Net or at random."""
+    def hard(self, x: Tensor, pace: Pace, batch: Batch | None = None) -> Tensor:
+        """Return the hard version of each item, by A-Net or at random; the items may be those of a batch."""
+        batch = batch or Batch(torch.arange(len(x)), x, x, torch.full((len(x),), -1), 0)
         logits, turns = self._net.adversary(x)
         if self.adversary:
             angles = pace.angle * turns.tanh()
         else:
-            logits = [torch.rand_like(part) for part in logits]
-            angles = pace.angle * (2 * torch.rand_like(turns) - 1)
+            logits = [batch.drawn(torch.rand, part.shape[1]) for part in logits]
+            angles = pace.angle * (2 * batch.drawn(torch.rand, turns.shape[1]) - 1)
         keep = [kept_cells(part, pace.share) for part in logits]
-        scale = torch.randint(len(SCALES), (len(x),), device=x.device)
+        scale = batch.drawn(partial(torch.randint, len(SCALES)))
         return self._net.adversary.distorted(x, keep, angles, scale)
 
     def adversary_terms(self, u: Tensor, hard: Tensor, similar: Tensor, pace: Pace) -> Terms:
-        """Return the loss of A-Net, from u of items and of their hard versions, (B, bits) each, labelled ones first."""
-        n = len(similar)
+        """Return the loss of A-Net, from u of items and of their hard versions, (B, bits) each, labelled ones first.
+
+        similar: the pairs of the labelled items of all processes.
+        """
+        n = len(processes.own_rows(similar))
         allowed = (1 + pace.excess) * pair_loss(u[:n], u[:n], similar)
-        return {"adversary": (pair_loss(hard[:n], u[:n], similar) - allowed.detach()).abs()}
+        excess = pair_loss(hard[:n], u[:n], similar) - allowed.detach()
+        return {"adversary": excess * processes.mean(excess.detach()).sign()}  # its size, over all processes
 
     def hash_terms(self, u: Tensor, hard: Tensor, similar: Tensor, consistent_weight: float) -> Terms:
         """Return the losses of H-Net, from u of items and of their hard versions, (B, bits) each."""
-        n, signs = len(similar), _signs(u)
+        n, signs = len(processes.own_rows(similar)), _signs(u)
         return {
             "pairs": pair_loss(u[:n], u[:n], similar),
             "hard_pairs": pair_loss(hard[:n], u[:n], similar),
@@ -217,7 +225,7 @@ class SSAH(DeepMethod, BinaryMethod):
         """Return the share of bits that differ between items and their hard versions."""
         with seeded(self.seed):
             x = self.played(batch).x
-            hard = self.hard(x, self.pace(batch.fraction_done)[0])
+            hard = self.hard(x, self.pace(batch.fraction_done)[0], batch)
             flipped = _signs(self.output(x)) != _signs(self.output(hard))
         return {"flipped_bits": float(flipped.float().mean())}
 
@@ -238,19 +246,24 @@ def kept_cells(logits: Tensor, share: float) -> Tensor:
 def pair_loss(a: Tensor, b: Tensor, similar: Tensor) -> Tensor:
     """Return the likelihood loss l(s, a_i . b_j / 2) over pairs i != j: the mean of similar and of dissimilar pairs.
 
-    a, b (n, bits), similar (n, n) bool. A kind without pairs counts 0.
+    a, b (n, bits); similar bool, the pairs of the items of all processes; the mean of what these return is that of all
+    pairs. A kind without pairs counts 0.
     """
-    theta = a @ b.T / 2
-    other = ~torch.eye(len(a), dtype=torch.bool, device=a.device)
-    losses = functional.softplus(theta) - similar * theta
-    means = [(losses * mask).sum() / mask.sum().clamp(min=1) for mask in (similar & other, ~similar & other)]
+    theta, own = a @ processes.gather(b).T / 2, processes.own(len(a))
+    other = ~torch.eye(len(similar), dtype=torch.bool, device=a.device)
+    losses, W = functional.softplus(theta) - similar[own] * theta, processes.world_size()
+    kinds = similar & other, ~similar & other
+    means = [W * (losses * kind[own]).sum() / kind.sum().clamp(min=1) for kind in kinds]
     return (means[0] + means[1]) / 2
 
 
 def consistent_loss(hard: Tensor, signs: Tensor) -> Tensor:
-    """Return L_c, from outputs of hard items in (-1, 1) and the signs of their originals, (B, bits) each."""
+    """Return L_c, from outputs of hard items in (-1, 1) and the signs of their originals, (B, bits) each.
+
+    Pairs are those with the items of all processes.
+    """
     bits = signs.shape[1]
-    pairs = ((hard @ hard.T - signs @ signs.T) / bits).square().mean()
+    pairs = ((hard @ processes.gather(hard).T - signs @ processes.gather(signs).T) / bits).square().mean()
     return pairs + (hard - signs).square().mean()
 
 

@@ -20,6 +20,7 @@ from combemb.learning.objectives.triplets import (
     triplets,
 )
 from combemb.learning.settings import setting
+from combemb.system import processes
 
 
 class HashAndClassLayers(nn.Module):
@@ -43,7 +44,9 @@ class HashAndClassLayers(nn.Module):
         return 2 * self.layers(x)[0] - 1
 
 
-def graph_pairs(h: Tensor, n_near: int, far_share: float, n_far: int) -> tuple[Tensor, Tensor]:
+def graph_pairs(
+    h: Tensor, n_near: int, far_share: float, n_far: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw a near and a far item of the batch for each item, by the distances of h (B, q).
 
     Sorted by distance, an item itself is at rank 0. One of the ranks 1 to n_near is drawn, and one of the n_far ranks
@@ -54,12 +57,14 @@ def graph_pairs(h: Tensor, n_near: int, far_share: float, n_far: int) -> tuple[T
     order = distances.fill_diagonal_(-1.0).argsort(dim=1, stable=True)  # (B, B)
     first = max(int(far_share * B), 1)
     n_near = max(min(n_near, first - 1), 1)
-    near = torch.randint(1, n_near + 1, (B, 1), device=h.device)
-    far = torch.randint(first, min(first + n_far, B), (B, 1), device=h.device)
+    near = torch.randint(1, n_near + 1, (B, 1), generator=generator).to(h.device)
+    far = torch.randint(first, min(first + n_far, B), (B, 1), generator=generator).to(h.device)
     return order.gather(1, near)[:, 0], order.gather(1, far)[:, 0]
 
 
-def pseudo_label_pairs(scores: Tensor, labels: Tensor, n_labelled: int) -> tuple[Tensor, Tensor, Tensor]:
+def pseudo_label_pairs(
+    scores: Tensor, labels: Tensor, n_labelled: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draw a positive and a negative for each unlabelled item that has both.
 
     An unlabelled item counts as one of the class with its largest score. Positives have the class of the anchor and not
@@ -73,7 +78,7 @@ def pseudo_label_pairs(scores: Tensor, labels: Tensor, n_labelled: int) -> tuple
     positive, negative = has_best & ~has_worst, has_worst & ~has_best
     positive[:, n_labelled:].fill_diagonal_(False)
     found = torch.nonzero(positive.any(dim=1) & negative.any(dim=1))[:, 0]
-    return found + n_labelled, one_of_each(positive[found]), one_of_each(negative[found])
+    return found + n_labelled, one_of_each(positive[found], generator), one_of_each(negative[found], generator)
 
 
 def contrastive(near: Tensor, far: Tensor, margin: float) -> Tensor:
@@ -109,7 +114,7 @@ class SSDH(DeepMethod, BinaryMethod):
     All j and k are drawn at random. The code is h > 1/2, z = 2 h - 1; there is no quantisation term. Departures: the
     release counts an item as its own nearest neighbour, and trains sigmoids of p by squared errors. Features of a
     frozen backbone pass through a layer of our own in the place of fc7. Half of a batch is labelled. The common loop
-    (AdamW, a cosine) replaces SGD; under torchrun, each process draws j and k inside its own part of a batch.
+    (AdamW, a cosine) replaces SGD.
     """
 
     paper: ClassVar[str] = "SSDH: Semi-Supervised Deep Hashing for Large Scale Image Retrieval, TCSVT 2017"
@@ -156,16 +161,16 @@ class SSDH(DeepMethod, BinaryMethod):
         self.scratch.seen = torch.from_numpy(data.labels.shares() > 0).to(device)
 
     def losses(self, batch: Batch) -> Terms:
-        """Return R, G, P and C of the batch with their weights."""
-        n, seen = batch.n_labelled, self.scratch.seen
-        labels = batch.labels if batch.labels.ndim == 1 else batch.labels[:, seen]
+        """Return R, G, P and C of the batch of all processes with their weights."""
+        n, seen = batch.n_labelled * processes.world_size(), self.scratch.seen
         assert isinstance(self.network_, HashAndClassLayers)
-        h, scores = self.network_.layers(batch.x)
+        h, scores, labels = (batch.gather(part) for part in (*self.network_.layers(batch.x), batch.labels))
+        labels = labels if labels.ndim == 1 else labels[:, seen]
         scores = scores[:, seen]  # (B, C)
-        ranked = triplets(same_class(labels[:n], labels[:n]))
-        near, far = graph_pairs(h.detach(), self.n_near, self.far_share, self.n_far)
+        ranked = triplets(same_class(labels[:n], labels[:n]), batch.generator)
+        near, far = graph_pairs(h.detach(), self.n_near, self.far_share, self.n_far, batch.generator)
         graph = torch.arange(len(h), device=h.device), near, far
-        pseudo = pseudo_label_pairs(scores.detach(), labels, n)
+        pseudo = pseudo_label_pairs(scores.detach(), labels, n, batch.generator)
         squared = [
             (squared_distances(h[i], h[j]), squared_distances(h[i], h[k])) for i, j, k in (ranked, graph, pseudo)
         ]

@@ -1,5 +1,6 @@
 """SSGAH, binary codes from real triplets and from triplets that a generator makes for unlabelled items."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,9 +15,10 @@ from combemb.learning.codes import BinaryMethod
 from combemb.learning.curves import Panel
 from combemb.learning.deep import DeepMethod
 from combemb.learning.loop import Terms, descend, parameters_of
-from combemb.learning.objectives.image_players import ImageDiscriminator, ImageGenerator
+from combemb.learning.objectives.image_players import ImageDiscriminator, ImageGenerator, random_noise
 from combemb.learning.objectives.triplets import require_triplets, squared_distances, triplet_hinge, triplets
 from combemb.learning.settings import setting
+from combemb.system import processes
 from combemb.system.machine import seeded
 
 HIDDEN, CHANNELS = 512, 64  # width of the players on features and on pixels, unless it is set
@@ -34,13 +36,10 @@ class Generator(nn.Module):
         self.n_noise = n_noise
         self.positive, self.negative = (_layers(n_features + n_noise, width, n_features) for _ in range(2))
 
-    def forward(self, x: Tensor) -> Made:
-        """x (B, F) -> synthetic positives and synthetic negatives, (B, F) each."""
-        positive, negative = (
-            x + residual(torch.cat([x, torch.randn(len(x), self.n_noise, device=x.device)], dim=1))
-            for residual in (self.positive, self.negative)
-        )
-        return positive, negative
+    def forward(self, x: Tensor, noise: tuple[Tensor, Tensor] | None = None) -> Made:
+        """x (B, F), noise (B, n_noise) of each half -> synthetic positives and synthetic negatives, (B, F) each."""
+        first, second = noise or random_noise(x, self.n_noise)
+        return x + self.positive(torch.cat([x, first], dim=1)), x + self.negative(torch.cat([x, second], dim=1))
 
 
 class Discriminator(nn.Module):
@@ -163,29 +162,35 @@ class SSGAH(DeepMethod, BinaryMethod):
     def step(self, batch: Batch, optimisers: list[Optimizer]) -> Terms:
         """Let D, G and h take one step each."""
         batch = self.played(batch)
-        labels, is_alone = batch.labels[: batch.n_labelled], batch.fraction_done < self.alone_share
-        real = triplets(same_class(labels, labels))
+        labels, is_alone = batch.gather_labelled(batch.labels), batch.fraction_done < self.alone_share
+        real = triplets(same_class(labels, labels), batch.generator)
         h, made, terms = self.output(batch.x), None, {}
         for_h, for_judge, for_maker = optimisers
         if self.plays:
             x = batch.x.detach()
-            made = self._net.generator(x)
-            terms = self.judge_terms(x, real, made)
+            noise = batch.drawn(torch.randn, self.n_noise), batch.drawn(torch.randn, self.n_noise)
+            made = self._net.generator(x, noise)
+            terms = self.judge_terms(x, batch.gather_labelled(x), real, made)
             descend(parameters_of(for_judge), for_judge, terms, self.clip_norm)
             making = self.maker_terms(x, made, None if is_alone else h.detach())
             descend(parameters_of(for_maker), for_maker, making, self.clip_norm)
             terms |= making
             made = None if is_alone else (made[0].detach(), made[1].detach())
-        hashing = self.hash_terms(h, real, made)
+        hashing = self.hash_terms(h, real, made, batch.gather)
         descend(parameters_of(for_h), for_h, hashing, self.clip_norm)
         return hashing | terms
 
-    def judge_terms(self, x: Tensor, real: Triplets, made: Made) -> Terms:
-        """Return the loss of D: -E log D of real triplets - E log(1 - D) of synthetic ones."""
-        anchors, positives, negatives = real
-        found = self._net.discriminator(x[anchors], x[positives], x[negatives])
+    def judge_terms(self, x: Tensor, labelled: Tensor, real: Triplets, made: Made) -> Terms:
+        """Return the loss of D: -E log D of real triplets - E log(1 - D) of synthetic ones.
+
+        Real triplets are positions in the labelled items of all processes; each process judges its share of them.
+        """
+        W = processes.world_size()
+        anchors, positives, negatives = (part[processes.rank() :: W] for part in real)
+        found = self._net.discriminator(labelled[anchors], labelled[positives], labelled[negatives])
         synthetic = self._net.discriminator(x, made[0].detach(), made[1].detach())
-        return {"judge": _mean(functional.softplus(-found)) + functional.softplus(synthetic).mean()}
+        mean = W * functional.softplus(-found).sum() / max(len(real[0]), 1)
+        return {"judge": mean + functional.softplus(synthetic).mean()}
 
     def maker_terms(self, x: Tensor, made: Made, h: Tensor | None) -> Terms:
         """Return the losses of G: -E log D, and lambda_a E[d(x, x~+) - d(x, x~-)] unless it learns without h."""
@@ -195,10 +200,17 @@ class SSGAH(DeepMethod, BinaryMethod):
             terms["maker_ranking"] = self.adversary_weight * (near - far).mean()
         return terms
 
-    def hash_terms(self, h: Tensor, real: Triplets, made: Made | None) -> Terms:
-        """Return the losses of h (B, bits), of real triplets alone if nothing is made."""
+    def hash_terms(
+        self, h: Tensor, real: Triplets, made: Made | None, gathered: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> Terms:
+        """Return the losses of h (B, bits), of real triplets alone if nothing is made.
+
+        Real triplets are positions in what `gathered` returns, the rows of all processes.
+        """
         anchors, positives, negatives = real
-        near, far = _distance(h[anchors], h[positives]), _distance(h[anchors], h[negatives])
+        everyone = gathered(h)
+        near = _distance(everyone[anchors], everyone[positives])
+        far = _distance(everyone[anchors], everyone[negatives])
         m, m_a = self.margin * self.bits, self.adversary_margin * self.bits
         terms = {
             "ranking": triplet_hinge(near, far, m),
@@ -206,7 +218,8 @@ class SSGAH(DeepMethod, BinaryMethod):
         }
         if made is not None:
             made_near, made_far = (_distance(h, self.output(part, is_real=False)) for part in made)
-            harder = triplet_hinge(near, made_near[anchors], m_a) + triplet_hinge(made_far[anchors], far, m_a)
+            own_near, own_far = gathered(torch.stack([made_near, made_far], dim=1))[anchors].unbind(dim=1)
+            harder = triplet_hinge(near, own_near, m_a) + triplet_hinge(own_far, far, m_a)
             terms["synthetic_ranking"] = self.synthetic_weight * triplet_hinge(made_near, made_far, m)
             terms["adversary_ranking"] = self.adversary_weight * harder
         return terms
@@ -234,8 +247,3 @@ class SSGAH(DeepMethod, BinaryMethod):
 def _distance(a: Tensor, b: Tensor) -> Tensor:
     """Return d, the Hamming distance if both are signs."""
     return squared_distances(a, b) / 4
-
-
-def _mean(values: Tensor) -> Tensor:
-    """Return the mean, 0 of no values."""
-    return values.sum() / max(len(values), 1)

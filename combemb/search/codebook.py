@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from combemb.search.joined import Joined
+from combemb.search.joined import Joined, largest_sums
 from combemb.system.arrays import Array, to_numpy, to_tensor
 from combemb.system.errors import require
 
@@ -72,6 +72,7 @@ class ProductCodebook:
         self.metric: Metric = metric
         self.sizes: tuple[int, ...] = tuple(len(w) for w in sets)
         self.bits: int = sum(size.bit_length() - 1 for size in self.sizes)
+        self._sizes_differ = len(set(self.sizes)) > 1
         word = torch.arange(max(self.sizes)).expand(len(sets), -1)  # (M, K)
         # Places beyond a set's own words repeat its first word; the first maximum wins, so they are never chosen.
         self._origin = torch.where(word < torch.tensor(self.sizes)[:, None], word, 0)  # (M, K)
@@ -96,7 +97,7 @@ class ProductCodebook:
         self._check_vectors(queries)
         words = self.words.numpy()
         with np.errstate(all="ignore"):  # overflow is refused below
-            q = _real(queries).numpy().reshape(-1, len(self.sizes), words.shape[2])  # (Q, M, d)
+            q = _real_array(queries).reshape(-1, len(self.sizes), words.shape[2])  # (Q, M, d)
             q = (_unit(q) if self.metric == "cosine" else q).astype(np.float32)
             if self.metric == "l2":  # differences first: |q|^2 - 2 q.w + |w|^2 loses digits far from the origin
                 table = np.stack([-np.square(q - w).sum(axis=2) for w in words.transpose(1, 0, 2)], axis=2)
@@ -104,7 +105,7 @@ class ProductCodebook:
                 table = np.matmul(q.transpose(1, 0, 2), words.transpose(0, 2, 1)).transpose(1, 0, 2)
         is_finite = bool(np.isfinite(table).all())
         require(is_finite, "vectors hold values that are not finite, or so large that scores exceed float32; fix them")
-        if len(set(self.sizes)) > 1:
+        if self._sizes_differ:
             # A matrix product may round equal columns differently, so a repeated word takes the score of the first.
             table = np.take_along_axis(table, self._origin.numpy()[None], axis=2)
         return torch.from_numpy(table)
@@ -116,7 +117,7 @@ class ProductCodebook:
         equal scores.
         """
         table, columns = self.table(queries).numpy(), checked_codes(codes, self.sizes)
-        joined = Joined(self.sizes, words=256) if _adds_without_rounding(table) else None  # fewer numbers to add
+        joined = Joined(self.sizes, words=256) if largest_sums(table)[1] else None  # fewer numbers to add
         columns = joined.join(columns) if joined else columns
         scores = np.zeros((len(table), len(columns)))
         for first in range(0, len(table), QUERIES_AT_ONCE):
@@ -222,15 +223,10 @@ def _real(values: Array) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
-def _adds_without_rounding(table: np.ndarray) -> bool:
-    """Whether entries (Q, M, K) of one query, one from each set, add up exactly in float64, in any order.
-
-    All are multiples of the last place of the smallest one, and so are their sums: these are exact below 2^53 of it.
-    """
-    size = np.abs(table)
-    total = size.max(axis=2, initial=0).sum(axis=1, dtype=np.float64)  # (Q,), an upper bound of all sums
-    smallest = size.min(axis=(1, 2), initial=2.0**100, where=size > 0)
-    return bool(np.all(total <= 2.0**52 * np.spacing(smallest, dtype=np.float32).astype(np.float64)))
+def _real_array(values: Array) -> np.ndarray:
+    """Return an array of real numbers, as `_real` returns a tensor."""
+    is_ready = isinstance(values, np.ndarray) and values.dtype in (np.float32, np.float64)
+    return np.asarray(values) if is_ready else np.asarray(_real(values).numpy())
 
 
 def _unit(q: np.ndarray) -> np.ndarray:

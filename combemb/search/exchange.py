@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from combemb.search.codebook import WORD_COUNTS, Codebook, Metric, ProductCodebook, same_codebook
-from combemb.search.fast_scan import BLOCK, stored_codes
+from combemb.search.fast_scan import BLOCK, blocks_of, stored_codes
 from combemb.search.index import CodeIndex
 from combemb.system.arrays import to_numpy
 from combemb.system.errors import reading, require
@@ -219,7 +219,7 @@ def _faiss_codes(inner: Any) -> np.ndarray:
     codes, stored = np.empty((inner.ntotal, inner.pq.M), np.uint8), faiss.vector_to_array(inner.codes)
     for rows in _chunks(len(codes)):
         if isinstance(inner, faiss.IndexPQFastScan):
-            codes[rows] = stored_codes(inner, rows)
+            codes[rows] = stored_codes(blocks_of(inner), np.arange(inner.M), rows).T
         else:
             packed = stored.reshape(-1, inner.code_size)[rows]
             codes[rows] = faiss.unpack_bitstrings(packed, inner.pq.M, inner.pq.nbits)

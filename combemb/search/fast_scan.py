@@ -2,7 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise
 from typing import Self
 
@@ -10,20 +10,22 @@ import faiss
 import numpy as np
 
 from combemb.search.codebook import ProductCodebook
-from combemb.search.joined import Joined
+from combemb.search.joined import Joined, largest_sums
 from combemb.system.arrays import Array
 from combemb.system.machine import limited_threads
 
 BLOCK = 32  # codes per block
 # A block has 16 bytes per joined set: byte j holds code ORDER[j] in its lower half and code ORDER[j] + 16 in its upper.
 ORDER = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
-BYTE = np.argsort(ORDER)
+BYTE = np.tile(np.argsort(ORDER), 2)  # of each code of a block
+SHIFT = np.repeat(np.array([0, 4], np.uint8), 16)  # from its half of that byte
 PACKED_AT_ONCE = 2**20  # codes
 CODES_AT_ONCE = 2**13  # where all codes are scored
-MIN_BLOCKS_PER_THREAD = 64
-# Eight queries per pass over the codes, two at a time in the registers. FAISS's own choice, up to eleven queries and
-# three at a time, took 1.4 times as long on 5,000,000 codes of 48 bits.
-QUERIES_PER_PASS = 0x2222
+MIN_BLOCKS_PER_SHARE = 2**15  # a million codes: fewer are scanned by one thread before another one has begun
+MIN_CODES_PER_THREAD = 2**19  # of all queries together
+# Eight queries per pass over the codes, four at a time in the registers. FAISS's own choice, up to eleven queries and
+# three at a time, took 1.5 times as long on 5,000,000 codes of 48 bits.
+QUERIES_PER_PASS = 0x44
 MAX_SETS = 257  # FAISS adds up table entries in 16 bits
 FAISS_THREADS = (faiss.omp_get_max_threads, faiss.omp_set_num_threads)  # of the calling thread only
 
@@ -44,13 +46,17 @@ class FastScan:
         self.codebook, self.n_threads, self.n_codes, self.joined = codebook, n_threads, n_codes, Joined(codebook.sizes)
         self.n_columns, self.join, self.split = self.joined.n_sets, self.joined.join, self.joined.split
         blocks = pack(np.empty((0, self.n_columns), np.uint8)) if blocks is None else blocks
-        n_shares = max(1, min(n_threads, len(blocks) // MIN_BLOCKS_PER_THREAD))
+        n_shares = max(1, min(n_threads, len(blocks) // MIN_BLOCKS_PER_SHARE))
         edges = np.linspace(0, len(blocks), n_shares + 1).astype(int).tolist()
         self.firsts = [start * BLOCK for start in edges[:-1]]
         self.shares = [
             _index(blocks[start:end], min(end * BLOCK, n_codes) - start * BLOCK, self.n_columns)
             for start, end in pairwise(edges)
         ]
+        self.blocks, self.sets = [blocks_of(share) for share in self.shares], np.arange(self.n_columns)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[ProductCodebook, int, np.ndarray, int]]:
+        return type(self), (self.codebook, self.n_threads, self.stored, self.n_codes)
 
     def of(self, codes: np.ndarray) -> Self:
         """Return a scan of these joined codes (N, M')."""
@@ -63,7 +69,7 @@ class FastScan:
     @property
     def stored(self) -> np.ndarray:
         """All codes as blocks (n, M'', 16)."""
-        return np.concatenate([_blocks(share) for share in self.shares])
+        return np.concatenate(self.blocks)
 
     def prepare(self, queries: Array) -> np.ndarray:
         """Return the table of word scores of queries (Q, D), (Q, M, K) float32."""
@@ -71,11 +77,13 @@ class FastScan:
 
     def codes(self, rows: np.ndarray) -> np.ndarray:
         """Return the joined codes of these rows, (n,) to (n, M') uint8."""
+        if len(self.shares) == 1:
+            return stored_codes(self.blocks[0], self.sets, rows).T
         found = np.empty((len(rows), self.n_columns), np.uint8)
         number = np.searchsorted(self.firsts, rows, side="right") - 1
-        for i, (first, share) in enumerate(zip(self.firsts, self.shares, strict=True)):
+        for i, (first, blocks) in enumerate(zip(self.firsts, self.blocks, strict=True)):
             mine = number == i
-            found[mine] = stored_codes(share, rows[mine] - first)
+            found[mine] = stored_codes(blocks, self.sets, rows[mine] - first).T
         return found
 
     def n_scored(self, n: int) -> int:
@@ -90,38 +98,45 @@ class FastScan:
         """
         if n >= self.n_codes:
             return self._all(table)
-        tables = self.joined.tables(table)
-        low = tables.min(axis=2, keepdims=True)
-        tables -= low
-        step = tables.max(axis=(1, 2)) / 255
-        is_flat = step == 0  # all scores are the same, and FAISS would divide by zero
-        tables[is_flat, :, 0] = 1
-        queries = np.ascontiguousarray(tables.reshape(len(tables), -1), np.float32)
-        n_each = n if len(self.shares) == 1 else int(1.05 * n / len(self.shares)) + 12
-        found = self._search(queries, n_each)
-        least = np.max([sums[:, -1] for sums, _ in found], axis=0).astype(np.float64)  # of the rounded sums
-        is_missing = np.any([rows[:, -1] < 0 for _, rows in found], axis=0)
-        found_rows = [np.maximum(rows, 0) for _, rows in found]
-        codes = [stored_codes(share, rows) for share, rows in zip(self.shares, found_rows, strict=True)]
-        scores = self.joined.scores(table, np.concatenate(codes, axis=1))
-        rows = np.concatenate([rows + first for first, rows in zip(self.firsts, found_rows, strict=True)], axis=1)
-        error = step * (self.joined.n_sets + 1) / 2  # one more for rounding in float32
-        error += table.shape[1] * 2.0**-51 * np.abs(table).max(axis=2).sum(axis=1, dtype=np.float64)  # and float64
-        return rows, scores, np.where(is_flat | is_missing, np.inf, least + error + low.sum(axis=(1, 2)))
+        tables, (sizes, is_exact) = self.joined.tables(table), largest_sums(table)
+        low = tables.min(axis=2)
+        above = tables - low[:, :, None]
+        step = above.max(axis=(1, 2)) / 255
+        is_bounded = step > 0  # else all scores are the same, and FAISS would divide by zero
+        if not is_bounded.all():
+            above[~is_bounded, :, 0] = 1
+        found = self._search(above.reshape(len(above), -1).astype(np.float32), n)
+        for _, rows in found:
+            is_bounded &= rows[:, -1] >= 0
+        least = reduce(np.maximum, (sums[:, -1] for sums, _ in found))  # of the rounded sums
+        error = step * ((self.joined.n_sets + 1) / 2)  # one more for rounding in float32
+        error += table.shape[1] * 2.0**-51 * sizes  # and in float64
+        beyond = low.sum(axis=1) + least + error
+        if not is_bounded.all():
+            beyond[~is_bounded] = np.inf
+            found = [(sums, np.maximum(rows, 0)) for sums, rows in found]
+        codes = [stored_codes(blocks, self.sets, rows) for blocks, (_, rows) in zip(self.blocks, found, strict=True)]
+        scores = self.joined.scores(tables if is_exact else table, _side_by_side(codes), is_joined=is_exact)
+        numbers = [rows + first if first else rows for first, (_, rows) in zip(self.firsts, found, strict=True)]
+        return _side_by_side(numbers), scores, beyond
 
     def _all(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        scores = np.empty((len(table), self.n_codes))
+        scores, is_exact = np.empty((len(table), self.n_codes)), largest_sums(table)[1]
+        entries = self.joined.tables(table) if is_exact else table
         for start in range(0, self.n_codes, CODES_AT_ONCE):
-            codes = self.codes(np.arange(start, min(start + CODES_AT_ONCE, self.n_codes)))
-            codes = np.broadcast_to(codes, (len(table), *codes.shape))
-            scores[:, start : start + CODES_AT_ONCE] = self.joined.scores(table, codes)
+            codes = self.codes(np.arange(start, min(start + CODES_AT_ONCE, self.n_codes))).T[:, None]  # (M', 1, n)
+            codes = np.broadcast_to(codes, (len(codes), len(table), codes.shape[2]))
+            scores[:, start : start + CODES_AT_ONCE] = self.joined.scores(entries, codes, is_joined=is_exact)
         return np.broadcast_to(np.arange(self.n_codes), scores.shape), scores, np.full(len(table), -np.inf)
 
     def _search(self, queries: np.ndarray, n: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the n largest rounded sums of each share, descending, and their rows; -1 where FAISS found none."""
+        """Return about the n largest rounded sums, some of each share, descending, and their rows; -1 if none."""
         n_shares = len(self.shares)
-        if len(queries) >= 2 * n_shares:
-            with limited_threads(n_shares, *FAISS_THREADS):
+        if n_shares > 1:
+            n = int(1.05 * n / n_shares) + 12
+        if n_shares == 1 or len(queries) >= 2 * n_shares:
+            n_threads = max(1, min(self.n_threads, len(queries) * self.n_codes // MIN_CODES_PER_THREAD))
+            with limited_threads(n_threads, *FAISS_THREADS):
                 return [share.search(queries, n) for share in self.shares]
         started = [_threads(n_shares).submit(share.search, queries, n) for share in self.shares[1:]]
         with limited_threads(1, *FAISS_THREADS):
@@ -156,19 +171,24 @@ def _index(blocks: np.ndarray, n_codes: int, n_sets: int) -> faiss.IndexPQFastSc
     return index
 
 
-def _blocks(index: faiss.IndexPQFastScan) -> np.ndarray:
-    """Return the blocks of an index, without a copy."""
+def blocks_of(index: faiss.IndexPQFastScan) -> np.ndarray:
+    """Return the blocks (n, M'', 16) of an index, without a copy: the array is valid as long as the index."""
     found: np.ndarray = faiss.rev_swig_ptr(index.codes.get(), index.codes.size())
     return found.reshape(-1, index.M2, 16)
 
 
-def stored_codes(index: faiss.IndexPQFastScan, rows: np.ndarray) -> np.ndarray:
-    """Return the codes of these rows, (...) to (..., M') uint8."""
-    block, place = rows // BLOCK, rows % BLOCK
-    first = block * (index.M2 * 16) + BYTE[place % 16]
-    both = _blocks(index).ravel().take(first[..., None] + 16 * np.arange(index.M))
-    found: np.ndarray = (both >> (place // 16 * 4).astype(np.uint8)[..., None]) & 15
+def stored_codes(blocks: np.ndarray, sets: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return some sets (m,) of the codes of these rows of blocks (n, M'', 16): (...) to (m, ...) uint8."""
+    place = rows % BLOCK
+    first = (rows // BLOCK) * (blocks.shape[1] * 16) + BYTE[place]
+    both = blocks.ravel().take(np.add.outer(16 * sets, first))
+    found: np.ndarray = (both >> SHIFT[place]) & 15
     return found
+
+
+def _side_by_side(parts: list[np.ndarray]) -> np.ndarray:
+    """Return arrays joined along the last axis; a single one as it is."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
 @cache

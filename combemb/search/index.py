@@ -132,7 +132,7 @@ class CodeIndex:
         rows, parts = self._among(among)
         n = len(self) if rows is None else len(rows)
         found = [_nearest(parts, some, min(k, n)) for some in _chunks(prepared)]
-        entries, scores = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        entries, scores = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
         return Hits(self._ids[entries if rows is None else rows[entries]], scores)
 
     def range_search(self, queries: Array, least: float, *, among: Any = None) -> Hits:
@@ -245,13 +245,13 @@ class CodeIndex:
 
 def _nearest(parts: list[Part], queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the k best entries of all parts, numbered consecutively: entries and scores (Q, k)."""
+    if len(parts) == 1:
+        return parts[0].nearest(queries, k)
     found, first = [(np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0)))], 0
     for part in parts:
         entries, scores = part.nearest(queries, min(k, len(part)))
         found.append((entries + first, scores))
         first += len(part)
-    if len(found) == 2:
-        return found[1]
     entries, scores = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
     order = np.lexsort((entries, -scores), axis=1)[:, :k]
     return np.take_along_axis(entries, order, axis=1), np.take_along_axis(scores, order, axis=1)
@@ -267,7 +267,9 @@ def _within(parts: list[Part], queries: np.ndarray, least: float) -> list[list[t
 
 
 def _chunks(queries: np.ndarray) -> list[np.ndarray]:
-    return np.array_split(queries, max(1, -(-len(queries) // QUERIES_AT_ONCE)))
+    if len(queries) <= QUERIES_AT_ONCE:
+        return [queries]
+    return np.array_split(queries, -(-len(queries) // QUERIES_AT_ONCE))
 
 
 def _is_codes(x: Array) -> bool:

@@ -1,5 +1,7 @@
 """Neighbouring sets of a codebook joined into larger ones: fewer numbers to look up and to add."""
 
+import math
+
 import numpy as np
 
 CACHED = 2**18  # numbers that stay in a cache while they are worked on
@@ -26,6 +28,8 @@ class Joined:
         self.shift, self.mask = np.array(shifts), np.array(sizes) - 1
         self.of_set = np.cumsum(self.shift == 0) - 1  # the joined set of each set
         self.starts = np.flatnonzero(self.shift == 0)  # the first set of each joined one
+        word = (np.arange(words) >> self.shift[:, None]) & self.mask[:, None]
+        self.places = word + max(sizes) * np.arange(len(sizes))[:, None]  # (M, words), of joined words in M * K entries
 
     @property
     def n_sets(self) -> int:
@@ -47,32 +51,54 @@ class Joined:
     def tables(self, table: np.ndarray) -> np.ndarray:
         """Return the score of each joined word, the sum over its words: (Q, M, K) to (Q, M', words) float64.
 
-        Places that no code uses repeat others of the same set, which leaves its minimum and maximum as they are.
+        K is the size of the largest set. Places that no code uses repeat others of the same set, which leaves its
+        minimum and maximum as they are.
         """
-        word = (np.arange(self.words) >> self.shift[:, None]) & self.mask[:, None]  # (M, words)
-        apart = np.take_along_axis(table, word[None], axis=2).astype(np.float64)
+        apart = table.reshape(len(table), -1).take(self.places, axis=1).astype(np.float64)
         joined: np.ndarray = np.add.reduceat(apart, self.starts, axis=1)
         return joined
 
-    def scores(self, table: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Score joined codes (Q, n, M') by tables (Q, M, K), adding entries in float64, set by set: (Q, n)."""
-        Q, n, _ = codes.shape
+    def scores(self, entries: np.ndarray, codes: np.ndarray, *, is_joined: bool) -> np.ndarray:
+        """Score joined codes (M', Q, n): the sum of the entries that they name (Q, n) float64.
+
+        Entries are those of `tables` in any order if `is_joined`, otherwise a table (Q, M, K), set by set.
+        """
+        _, Q, n = codes.shape
+        if Q * n * len(self.mask) <= CACHED:
+            return self._scores(entries, codes, is_joined)
         scores = np.empty((Q, n))
-        width = max(1, min(n, CACHED // table.shape[1]))  # codes at a time
-        step = max(1, CACHED // (table.shape[1] * width))  # queries at a time
+        width = max(1, min(n, CACHED // len(self.mask)))  # codes at a time
+        step = max(1, CACHED // (len(self.mask) * width))  # queries at a time
         for start in range(0, Q, step):
             some = slice(start, start + step)
             for first in range(0, n, width):
                 few = slice(first, first + width)
-                scores[some, few] = self._scores(table[some], codes[some, few])
+                scores[some, few] = self._scores(entries[some], codes[:, some, few], is_joined)
         return scores
 
-    def _scores(self, table: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        M, K = table.shape[1:]
-        entries = table.transpose(1, 0, 2).astype(np.float64)  # (M, q, K)
-        first = np.arange(0, entries.size, K).reshape(M, -1, 1)
-        found = entries.ravel().take(self.split(codes).transpose(2, 0, 1) + first)  # (M, q, n)
-        total = np.zeros(found.shape[1:])
+    def _scores(self, entries: np.ndarray, codes: np.ndarray, is_joined: bool) -> np.ndarray:
+        codes = codes if is_joined else np.moveaxis(self.split(np.moveaxis(codes, 0, 2)), 2, 0)
+        q, m, n_words = entries.shape
+        first = n_words * (np.arange(m)[:, None] + m * np.arange(q))
+        found = entries.ravel().take(codes + first[..., None])  # (m, q, n)
+        if is_joined:
+            return np.asarray(found.sum(axis=0))
+        total = np.zeros((q, codes.shape[2]))
         for more in found:  # numpy's own sum may use another order
             total += more
         return total
+
+
+def largest_sums(table: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Return bounds of the sizes of all sums of entries (Q, M, K), one from each set, and whether these are exact.
+
+    All entries are multiples of the last place of the smallest one, and so are their sums: in float64 and in any order
+    they are exact below 2^53 of it. Bounds are (Q,).
+    """
+    size = np.abs(table)
+    bounds = size.max(axis=2, initial=0).sum(axis=1, dtype=np.float64)
+    smallest = size.min(initial=np.inf)
+    if smallest == 0:
+        smallest = size.min(initial=np.inf, where=size > 0)
+    _, exponent = math.frexp(smallest)
+    return bounds, float(bounds.max(initial=0)) <= 2.0 ** (52 + max(exponent - 24, -149))  # of float32

@@ -10,6 +10,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
+class LostProcess(RuntimeError):
+    """Another process of the run has ended or cannot be reached."""
+
+
+@contextmanager
+def _exchanging() -> Iterator[None]:
+    """Say in plain words that an exchange has failed."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostProcess(
+            "another process of this run has ended or cannot be reached; its own message says why. What was stored is "
+            f"kept, and a resumed run continues from there ({error})"
+        ) from error
+
+
 def world_size() -> int:
     """Return the number of processes that train together, 1 outside torchrun."""
     return dist.get_world_size() if _has_joined() else 1
@@ -28,7 +44,8 @@ def given_by_all(value: Any) -> list[Any]:
     """Return what each process gives, of any kind that can be pickled, in order of rank."""
     values = [value] * world_size()
     if len(values) > 1:
-        dist.all_gather_object(values, value)
+        with _exchanging():
+            dist.all_gather_object(values, value)
     return values
 
 
@@ -55,7 +72,8 @@ def process_group(device: torch.device) -> Iterator[None]:
 def wait_for_all() -> None:
     """Wait until all processes have called this."""
     if world_size() > 1:
-        dist.barrier()
+        with _exchanging():
+            dist.barrier()
 
 
 class _Gather(torch.autograd.Function):
@@ -64,15 +82,22 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         parts = [torch.empty_like(x) for _ in range(world_size())]
-        dist.all_gather(parts, x.contiguous())
+        with _exchanging():
+            dist.all_gather(parts, x.contiguous())
         return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         # Every process uses these rows, so their gradient is the sum over all processes.
         grad = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(grad)
+        _add_up(grad)
         return own_rows(grad)
+
+
+def _add_up(x: Tensor) -> None:
+    """Replace a tensor by the sum over the processes."""
+    with _exchanging():
+        dist.all_reduce(x)
 
 
 def gather(x: Tensor) -> Tensor:
@@ -87,15 +112,19 @@ def mean(x: Tensor) -> Tensor:
     """Return the mean over the processes, for reports."""
     if world_size() > 1:
         x = x.clone()
-        dist.all_reduce(x)
+        _add_up(x)
         x /= world_size()
     return x
 
 
+def own(n: int) -> slice:
+    """Return where the n rows of this process are among those that `gather` returns."""
+    return slice(rank() * n, (rank() + 1) * n)
+
+
 def own_rows(gathered: Tensor) -> Tensor:
     """Return the rows of a gathered tensor that came from this process."""
-    n = len(gathered) // world_size()
-    return gathered[rank() * n : (rank() + 1) * n]
+    return gathered[own(len(gathered) // world_size())]
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:
@@ -104,7 +133,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
         return
     grads = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([g.flatten() for g in grads])
-    dist.all_reduce(flat)
+    _add_up(flat)
     flat /= world_size()
     for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
         grad.copy_(part.view_as(grad))
@@ -114,7 +143,8 @@ def same_state(module: nn.Module) -> None:
     """Give every process the parameters and buffers of the first."""
     if world_size() > 1:
         for tensor in module.state_dict().values():
-            dist.broadcast(tensor, src=0)
+            with _exchanging():
+                dist.broadcast(tensor, src=0)
 
 
 class BatchNorm(nn.BatchNorm1d):

@@ -103,7 +103,7 @@ def test_the_contrast_is_that_of_a_loop_and_passes_gradients_to_one_view():
 def test_hard_negatives_are_the_nearest_mixtures_of_far_and_labelled_items(monkeypatch):
     z, queue, labelled = directions(3, 4), directions(6, 4, seed=1), directions(5, 4, seed=2)
     drawn = torch.arange(3 * 8).view(3, 8) % 5
-    monkeypatch.setattr(torch, "randint", lambda high, shape, device: drawn if (high, *shape) == (5, 3, 8) else None)
+    monkeypatch.setattr(torch, "randint", lambda high, shape, generator: drawn if (high, *shape) == (5, 3, 8) else None)
     found = hard_negatives(z, queue, labelled, n_far=2, n_rounds=4, n_hard=5)
     for i in range(3):
         far = sorted(range(6), key=lambda j: (z[i] @ queue[j]).item())[:2] * 4

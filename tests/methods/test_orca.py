@@ -158,7 +158,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Tensor, Tens
     """What `partners` is given and returns from now on."""
     calls, real = [], orca.partners
 
-    def call(features, labels):
+    def call(features, labels, _):
         calls.append((features, labels, real(features, labels)))
         return calls[-1][-1]
 

@@ -182,7 +182,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[list, list]]:
 
         def call(*given, name=name, real=real):
             out = real(*given)
-            calls[name] = given, [part.tolist() for part in out]
+            calls[name] = given[:-1], [part.tolist() for part in out]  # without the generator
             return out
 
         monkeypatch.setattr(ssdh, name, call)

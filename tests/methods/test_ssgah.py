@@ -101,7 +101,7 @@ def test_losses_of_discriminator_and_generator_are_the_formulas(model, labels):
     x = batch.x
     found, synthetic = rows(net.discriminator(x[a], x[p], x[n])), rows(net.discriminator(x, *made))
     judge = -mean([math.log(sigmoid(v)) for v in found]) - mean([math.log(1 - sigmoid(v)) for v in synthetic])
-    assert model.judge_terms(x, (a, p, n), made)["judge"].item() == pytest.approx(judge, rel=1e-4)
+    assert model.judge_terms(x, x, (a, p, n), made)["judge"].item() == pytest.approx(judge, rel=1e-4)
     h, positive, negative = (rows(net(part)) for part in (x, *made))
     ranking = 0.3 * mean([d(*z[:2]) - d(z[0], z[2]) for z in zip(h, positive, negative, strict=True)])
     terms = model.maker_terms(x, made, net(x))

@@ -1,12 +1,15 @@
 """A codebook: decoding undoes encoding, scores are decoded products, binary scores count differing bits."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from combemb.search.codebook import Metric, ProductCodebook, _adds_without_rounding, binary_codebook, same_state
+from combemb.search.codebook import Metric, ProductCodebook, binary_codebook, same_state
+from combemb.search.joined import largest_sums
 
 METRICS: tuple[Metric, ...] = ("cosine", "inner", "l2")
 SIZES = [(2,) * 5, (4,) * 5, (8,) * 5, (16,) * 5, (2, 16, 4, 8, 2)]
@@ -139,13 +142,34 @@ def test_scores_are_added_in_float64_in_the_order_of_the_sets(sizes, spread, see
 
 def test_what_adds_up_without_rounding():
     ones = np.ones((1, 4, 2), np.float32)
-    assert _adds_without_rounding(ones)
-    assert _adds_without_rounding(np.zeros_like(ones))
+    bounds, is_exact = largest_sums(ones)
+    assert (bounds.tolist(), is_exact) == ([4.0], True)
+    assert largest_sums(np.zeros_like(ones))[1]
     apart = ones.copy()
     apart[0, 0, 0] = 2.0**-20
-    assert _adds_without_rounding(apart)
+    assert largest_sums(apart)[1]
     apart[0, 0, 0] = 2.0**-40
-    assert not _adds_without_rounding(apart)
+    assert not largest_sums(apart)[1]
+    apart[0, 0, 0] = 0.0
+    assert largest_sums(apart)[1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), spread=st.integers(0, 45))
+def test_sums_that_count_as_exact_are(seed, spread):
+    rng = np.random.default_rng(seed)
+    table = rng.choice([-1, 1], (2, 5, 3)) * np.ldexp(
+        rng.uniform(0.5, 1, (2, 5, 3)), rng.integers(-spread, 1, (2, 5, 3))
+    )
+    table = table.astype(np.float32)
+    bounds, is_exact = largest_sums(table)
+    sums = [[Fraction(0)]] * 2
+    for m in range(5):
+        sums = [[a + Fraction(float(b)) for a in sums[q] for b in table[q, m]] for q in range(2)]
+    for own, bound in zip(sums, bounds.tolist(), strict=True):
+        assert max(map(abs, own)) <= Fraction(bound)
+    assert not is_exact or all(Fraction(float(value)) == value for own in sums for value in own)
+    assert is_exact or spread > 24
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,5 +1,6 @@
 """The index against scoring every entry one by one: ids, scores and the order of ties, bit by bit."""
 
+import itertools
 import multiprocessing
 from dataclasses import replace
 
@@ -11,11 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from combemb import CodeIndex
+from combemb.search import fast_scan
 from combemb.search.codebook import ProductCodebook, binary_codebook
 from combemb.search.fast_scan import FastScan
 from combemb.search.joined import Joined
 from combemb.search.parts import Part
 from tests.search.problems import make, problems
+
+
+@pytest.fixture
+def small_shares(monkeypatch):
+    """Threads share a few thousand codes too."""
+    monkeypatch.setattr(fast_scan, "MIN_BLOCKS_PER_SHARE", 64)
+    monkeypatch.setattr(fast_scan, "MIN_CODES_PER_THREAD", 2_048)
 
 
 def indexed(problem, cuts=(), ids=None, n_threads=2):
@@ -55,6 +64,7 @@ def test_a_range_search_finds_all_that_score_enough(problem, cuts, share):
 
 @pytest.mark.parametrize("metric", ["cosine", "inner", "l2"])
 @pytest.mark.parametrize("sizes", [[4] * 24, [2] * 48, [16] * 12, [8] * 16, [4] * 36], ids=str)
+@pytest.mark.usefixtures("small_shares")
 def test_fast_scan_leaves_nothing_out(sizes, metric):
     """Enough codes that only a part of them is scored exactly."""
     problem = make(0, sizes, 2, 20_000, metric=metric)
@@ -63,8 +73,8 @@ def test_fast_scan_leaves_nothing_out(sizes, metric):
     for m in range(len(sizes)):
         scores += table[:, m][:, problem.codes[:, m]]
     order = np.argsort(-scores, axis=1, kind="stable")
-    for k in (1, 10, 100, 3_000):
-        hits = indexed(problem).search(problem.queries, k)
+    for k, n_threads in itertools.product((1, 10, 100, 3_000), (1, 2)):  # 3 queries: threads share them, or the codes
+        hits = indexed(problem, n_threads=n_threads).search(problem.queries, k)
         assert np.array_equal(hits.ids, order[:, :k])
         assert np.array_equal(hits.scores, np.take_along_axis(scores, order[:, :k], axis=1))
 
@@ -94,7 +104,12 @@ def test_equal_codes_are_scored_once(monkeypatch):
     assert f"5,000 entries, {n_distinct} codes stored" in repr(index)
     scored = []
     scores = Joined.scores
-    monkeypatch.setattr(Joined, "scores", lambda own, *given: scored.append(given[1][0].size) or scores(own, *given))
+
+    def counted(own, entries, codes, **how):
+        scored.append(codes[:, 0].size)
+        return scores(own, entries, codes, **how)
+
+    monkeypatch.setattr(Joined, "scores", counted)
     assert_found(index.search(problem.queries, 200), problem.nearest(200))
     assert sum(scored) <= 3 * n_distinct  # joined sets
 
@@ -313,6 +328,7 @@ def test_rows_beyond_the_entries_are_no_codes():
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.usefixtures("small_shares")
 def test_a_forked_process_can_search(n_threads):
     problem = make(0, [4] * 12, 2, 9_000)
     index = indexed(problem, n_threads=n_threads)

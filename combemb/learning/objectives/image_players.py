@@ -23,6 +23,11 @@ def unscaled(x: Tensor) -> Tensor:
     return (x + 1) * HALF
 
 
+def random_noise(x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return n normal numbers for each item x (B, ...), twice."""
+    return torch.randn(len(x), n, device=x.device), torch.randn(len(x), n, device=x.device)
+
+
 @contextmanager
 def steady_statistics(module: nn.Module) -> Iterator[None]:
     """Keep running means and variances of batch norms, which should describe real images only."""
@@ -51,15 +56,18 @@ class ImageGenerator(nn.Module):
         )
         self.positive, self.negative = (_decoder(width, n_noise) for _ in range(2))
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a synthetic positive and a synthetic negative of each image."""
+    def forward(self, pixels: Tensor, noise: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Return a synthetic positive and a synthetic negative of each image; noise (B, n_noise) of each decoder."""
         encoded = self.encoder(scaled(pixels))
-        positive, negative = (self._decoded(decoder, encoded, pixels) for decoder in (self.positive, self.negative))
-        return positive, negative
+        first, second = noise or random_noise(pixels, self.n_noise)
+        return (
+            self._decoded(self.positive, encoded, first, pixels),
+            self._decoded(self.negative, encoded, second, pixels),
+        )
 
-    def _decoded(self, decoder: nn.Module, encoded: Tensor, pixels: Tensor) -> Tensor:
-        noise = torch.randn(len(encoded), self.n_noise, 1, 1, device=encoded.device)
-        decoded = decoder(torch.cat([encoded, noise.expand(-1, -1, *encoded.shape[2:])], dim=1))
+    def _decoded(self, decoder: nn.Module, encoded: Tensor, noise: Tensor, pixels: Tensor) -> Tensor:
+        noise = noise[..., None, None].expand(-1, -1, *encoded.shape[2:])
+        decoded = decoder(torch.cat([encoded, noise], dim=1))
         sides = pixels.shape[2:]
         if decoded.shape[2:] != sides:  # sides that are no multiple of 4
             decoded = functional.interpolate(decoded, sides, mode="bilinear")

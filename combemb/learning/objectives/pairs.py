@@ -4,6 +4,8 @@ A rule uses the whole batch and returns a bool mask (A, B) of the chosen rows ag
 pair with itself.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -50,16 +52,24 @@ def partners(features: Tensor, labels: Tensor, generator: torch.Generator | None
     return torch.where(labels >= 0, by_label, nearest)
 
 
-def mutual_neighbours(features: Tensor, n_neighbours: Tensor, rows: slice = ALL) -> Tensor:
+def mutual_neighbours(
+    features: Tensor, n_neighbours: Tensor, rows: slice = ALL, gather: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """Pair items that are among each other's nearest in the batch, by cosine.
 
-    features (B, F) of unit length; n_neighbours (B,), at least 1: how many are near to each item.
+    features (B, F) of unit length; n_neighbours (B,), at least 1: how many are near to each item. If the rows are the
+    share of one of several processes, each compares its own, and `gather` returns what all have found (A,) as (B,).
     """
-    cosines = (features @ features.T).fill_diagonal_(-torch.inf)
+    compared = ALL if gather is None else rows
+    cosines = features[compared] @ features.T
+    cosines[:, compared].fill_diagonal_(-torch.inf)
     most = min(int(n_neighbours.max()), len(features) - 1)
-    nearest = _largest(cosines, most)  # (B, most), falling
-    near = cosines >= nearest.gather(1, n_neighbours.clamp(max=most)[:, None] - 1)
-    return _with_self(near[rows] & near.T[rows], rows)
+    nearest = _largest(cosines, most)  # falling
+    least = nearest.gather(1, n_neighbours[compared].clamp(max=most)[:, None] - 1)
+    near = cosines >= least
+    if gather is None:
+        return _with_self(near[rows] & near.T[rows], rows)
+    return _with_self(near & (cosines >= gather(least[:, 0])), rows)
 
 
 def _largest(x: Tensor, n: int) -> Tensor:

@@ -169,13 +169,13 @@ class Compared:
         return similar(self.pi, self.threshold, rows)
 
     def _nearest(self, settings: PairSettings, rows: slice) -> Tensor:
-        return mutual_neighbours(self.steady_pi(), self._ranks(settings), rows)
+        return mutual_neighbours(self.steady_pi(), self._ranks(settings), rows, _gather_of(rows))
 
     def _neighbours(self, settings: PairSettings, rows: slice) -> Tensor:
         assert self.near is not None
         items = self.items()
         ranks = self._ranks(settings).clamp(max=settings.n_neighbours)
-        found = mutual_neighbours(self.near.features_of(items), ranks, rows)
+        found = mutual_neighbours(self.near.features_of(items), ranks, rows, _gather_of(rows))
         return found if self.near.lists is None else found | listed(self.near.lists[items], items, rows)
 
     def _kmeans(self, _: PairSettings, rows: slice) -> Tensor:
@@ -191,6 +191,11 @@ class Compared:
     def _ranks(self, settings: PairSettings) -> Tensor:
         assert self.near is not None
         return self.near.ranks(settings.nearest_share, len(self.pi), self.items())
+
+
+def _gather_of(rows: slice) -> Callable[[Tensor], Tensor] | None:
+    """Return how several processes exchange what each has found for its own rows; None if one has all rows."""
+    return None if processes.world_size() == 1 or rows == slice(None) else processes.gather
 
 
 def united(masks: dict[str, Tensor]) -> Tensor:

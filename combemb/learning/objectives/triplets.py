@@ -34,8 +34,8 @@ def one_of_each(mask: Tensor, generator: torch.Generator | None = None) -> Tenso
 
     A row without any gets an arbitrary column.
     """
-    luck = torch.rand(mask.shape, generator=generator, device=mask.device)  # in [0, 1)
-    return luck.masked_fill(~mask, -1.0).argmax(dim=1)
+    luck = torch.rand(mask.shape, generator=generator)  # in [0, 1)
+    return luck.to(mask.device).masked_fill(~mask, -1.0).argmax(dim=1)
 
 
 def triplet_hinge(near: Tensor, far: Tensor, margin: float) -> Tensor:

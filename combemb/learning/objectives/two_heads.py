@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from combemb.learning.objectives.pair_losses import consistency, pairwise_bce
+from combemb.system import processes
 
 SEEN, ALL = "seen", "all"
 
@@ -15,17 +16,18 @@ def two_head_terms(
     """Return CE + BCE + w MSE of RankStats, as named terms.
 
     classes: cross-entropy of the seen head on the n labelled items, which are the first; pairs: `pairwise_bce` of the
-    head over all classes in both views, on the others; consistency: w times that of both heads, on all items.
+    head over all classes in both views, on the others, with the second view of all processes; consistency: w times that
+    of both heads, on all items.
 
-    heads: SEEN and ALL; f, other (B, D) features of both views; labels (n,); similar (B - n, B - n) bool: the items of
-    one class, None if they are not known yet; weight w.
+    heads: SEEN and ALL; f, other (B, D) features of both views; labels (n,); similar (B - n, those of all processes)
+    bool: the items of one class, None if they are not known yet; weight w.
     """
     n = len(labels)
     scores, p, q = heads[SEEN](f), heads[ALL](f).softmax(dim=1), heads[ALL](other).softmax(dim=1)
     views = consistency(scores.softmax(dim=1), heads[SEEN](other).softmax(dim=1)) + consistency(p, q)
     return {
         "classes": functional.cross_entropy(scores[:n], labels),
-        "pairs": p.new_zeros(()) if similar is None else pairwise_bce(p[n:], q[n:], similar),
+        "pairs": p.new_zeros(()) if similar is None else pairwise_bce(p[n:], processes.gather(q[n:]), similar),
         "consistency": weight * views,
     }
 
