@@ -73,7 +73,7 @@ def keep(out: Path) -> None:
     for name in KEPT:
         path = DOCS / f"explorer-{name}.png"
         Image.open(out / f"{name}.png").convert("RGB").quantize(
-            256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+            256, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE
         ).save(path, optimize=True)
         assert path.stat().st_size < MAX_BYTES, f"{path} is too large"
         print(f"{path}: {path.stat().st_size / 1e3:.0f} KB")
@@ -88,8 +88,11 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     run = given.run or given.out / "digits"
     if given.run is None:  # what is done already is not done again
+        photos = given.out / "photos"
+        if not photos.exists():
+            write_digits(photos)
         settings = ["--bits", "24", "--set", f"image_size={SIDE}", "--set", "n_views=2"]
-        command = ["run", str(write_digits(given.out / "photos")), "--out", str(run), *settings]
+        command = ["run", str(photos), "--out", str(run), *settings]
         subprocess.run([sys.executable, "-m", "combemb", *command], check=True)
     with served(run) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])

@@ -81,7 +81,9 @@ def test_every_view_fits_and_every_control_has_a_name(chromium: Browser, address
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.evaluate("document.querySelector('main').scrollWidth") <= width
             assert page.evaluate(OVERFLOWING) == [], view
-            assert page.evaluate(TALL) == [], view
+            if view == "model":
+                assert page.locator(".settings .value").count() > 20
+                assert page.evaluate(TALL) == []
         page.locator("#hits .open").first.click()
         assert without_name(page) == []
         assert page.evaluate(OVERFLOWING) == []
