@@ -77,12 +77,20 @@ def test_the_alexnet_preset_takes_weights_by_a_path(data: Path, weights: Path, t
     assert found["itq"]["settings"]["backbone_weights"] == weights.name  # no folder of this machine
 
 
-def test_the_paper_preset_fine_tunes_from_weights_and_from_first_stages(data: Path, weights: Path, tmp_path: Path):
-    places, preset = Places(tmp_path, data, weights), toy(PRESETS["paper"])
-    found = scores_of(at_12_bits(FEW - {"gpq"}), preset, places)  # a step of AlexNet takes seconds
+@pytest.mark.parametrize(
+    "names",
+    [FEW - {"gpq"}, pytest.param(None, marks=pytest.mark.slow)],  # a step of AlexNet takes seconds
+    ids=["few", "all"],
+)
+def test_the_paper_preset_fine_tunes_alexnet_from_weights(names, data: Path, weights: Path, tmp_path: Path):
+    found = scores_of(at_12_bits(names), toy(PRESETS["paper"]), Places(tmp_path, data, weights))
+    assert len(found) == (2 if names else 12)
     assert found["combemb"]["settings"]["finetune"] == "all"
     assert "finetune" not in found["itq"]["settings"]
-    clusters = scores_of(DISCOVERY, preset, places)
+
+
+def test_the_paper_preset_trains_resnet18_after_a_first_stage(data: Path, tmp_path: Path):
+    clusters = scores_of(DISCOVERY, toy(PRESETS["paper"]), Places(tmp_path, data))
     assert len(clusters) == 8
     assert clusters["combemb"]["settings"]["backbone_weights"].endswith(".safetensors")  # of SimCLR, like the features
     assert all(
