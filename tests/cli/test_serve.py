@@ -8,10 +8,11 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 
 import pytest
@@ -91,6 +92,42 @@ def test_what_was_confirmed_is_there_after_a_kill(run: Path):
 def _kill_soon(pid: int) -> None:
     time.sleep(0.2)
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_job_ends_with_a_server_that_is_killed(run: Path):
+    with served(run) as (process, address, _):
+        own = os.getpriority(os.PRIO_PROCESS, process.pid)
+        asked(address, "api/jobs", {"kind": "discover"})
+        child = eventually(lambda: next(iter(children(process.pid)), None))
+        eventually(lambda: os.getpriority(os.PRIO_PROCESS, child) > own)  # it has arranged to end with the server
+        os.kill(child, signal.SIGSTOP)  # it cannot end by itself
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+            eventually(lambda: state_of(child) in {"Z", None})
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def eventually(found: Callable[[], Any]) -> Any:
+    """Wait for a value that is true."""
+    deadline = time.monotonic() + SECONDS
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+
+
+def state_of(pid: int) -> str | None:
+    """The state of a process as Linux says it, such as R or Z; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def test_commands_beside_the_server(run: Path):
