@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from combemb.scale.engines import imported_ray
+from combemb.system.cluster import imported_ray
 
 STORE_BYTES = 80 * 2**20  # the least that Ray accepts is 75 MB
 # On a busy machine, workers at Ray's nice value of 15 take minutes to start, and are ended because they are late.

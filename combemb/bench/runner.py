@@ -1,11 +1,11 @@
 """Runs the cells that have no result yet; a run that is killed loses the cells in progress at most."""
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from statistics import mean
 from typing import Any
@@ -14,8 +14,12 @@ from combemb.bench.cells import Cell
 from combemb.bench.fits import Library, Places, record_of
 from combemb.bench.results import about_code, read_result, write_result
 from combemb.bench.sources import MissingData
+from combemb.system.cluster import connected
+from combemb.system.errors import require
 from combemb.system.machine import own_process
 from combemb.system.parent import end_with_parent
+
+MAX_RETRIES = 2  # of a cell whose worker on a cluster died; if three die on one cell, the cell kills them
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ def run(
     jobs: int = 1,
     retry: bool = False,
     tell: Callable[[Done], None] = lambda _: None,
+    engine: str | None = None,
+    address: str | None = None,
 ) -> Outcome:
     """Run the cells that have no result.
 
@@ -62,11 +68,15 @@ def run(
     cells : iterable of Cell
     places : Places
     jobs : int
-        Processes, of one thread each; 1 runs in this process.
+        Processes, of one thread each; 1 runs in this process, or one cell per core of a cluster.
     retry : bool
         Whether cells whose result is a failure run again.
     tell : callable
         Is called after each cell.
+    engine : {None, "ray"}
+        None: this machine; "ray": the workers of a Ray cluster, which must be able to read the data.
+    address : str, optional
+        Of the cluster, see `combemb.system.cluster.connected`.
 
     Returns
     -------
@@ -75,9 +85,14 @@ def run(
     cells = list(dict.fromkeys(cells))
     todo = [cell for cell in cells if _is_wanted(cell, places, retry)]
     outcome = Outcome(n_before=len(cells) - len(todo))
-    clock = Clock(todo, jobs)
+    require(engine in {None, "ray"}, f"engine={engine!r} is unknown; use ray, or leave it out")
     with ExitStack() as stack:
-        lanes = [stack.enter_context(Lane(places)) for _ in range(jobs)] if jobs > 1 else []
+        lanes: Sequence[Lane | RayLane] = []
+        if engine == "ray" and todo:
+            lanes = stack.enter_context(_ray_lanes(places, jobs if jobs > 1 else None, address))
+        elif jobs > 1:
+            lanes = [stack.enter_context(Lane(places)) for _ in range(jobs)]
+        clock = Clock(todo, max(len(lanes), 1))
         for group in _grouped(todo):
             try:
                 done = _in_lanes(group, places, lanes) if lanes else _here(group, places)
@@ -170,18 +185,61 @@ class Lane:
         except BrokenProcessPool:
             self.pool.shutdown()
             self.pool = self._new_pool()
-            said = "the process died; it was killed, or the system ran out of memory"
-            record = {"cell": asdict(cell), **about_code(), "failure": said}
-            write_result(self.places.results, cell, record)
-            return record
+            return _died(cell, self.places)
 
 
-def _in_lanes(cells: list[Cell], places: Places, lanes: list[Lane]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+def _died(cell: Cell, places: Places) -> dict[str, Any]:
+    """Write and return the record of a cell whose process died."""
+    said = "the process died; it was killed, or the system ran out of memory"
+    record = {"cell": asdict(cell), **about_code(), "failure": said}
+    write_result(places.results, cell, record)
+    return record
+
+
+class RayLane:
+    """One cell at a time on some worker of a cluster; results are written here, as those of other lanes."""
+
+    def __init__(self, places: Places, ray: Any, task: Any):
+        self.places, self.ray, self.task = places, ray, task
+
+    def submit(self, cell: Cell) -> "Future[dict[str, Any]]":
+        """Begin a cell."""
+        found: Future[dict[str, Any]] = self.task.remote(cell, self.places).future()
+        return found
+
+    def result(self, cell: Cell, future: "Future[dict[str, Any]]") -> dict[str, Any]:
+        """Return the record of a finished cell."""
+        try:
+            record = future.result()
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause or error from error
+        except self.ray.exceptions.RayError:
+            return _died(cell, self.places)
+        write_result(self.places.results, cell, record)
+        return record
+
+
+@contextmanager
+def _ray_lanes(places: Places, n: int | None, address: str | None) -> Iterator[list[RayLane]]:
+    """Yield lanes on a cluster: n, or one per core."""
+    own = tuple((name, path.absolute(), labels and labels.absolute()) for name, path, labels in places.own)
+    data, weights = (path and path.absolute() for path in (places.data, places.weights))
+    there = replace(places, data=data, weights=weights, own=own)  # workers have other working directories
+    with connected(address) as ray:
+        options = {"num_cpus": 1, "max_retries": MAX_RETRIES, "scheduling_strategy": "SPREAD"}
+        task = ray.remote(_work_there).options(**options)
+        n = n or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        yield [RayLane(there, ray, task) for _ in range(n)]
+
+
+def _in_lanes(
+    cells: list[Cell], places: Places, lanes: Sequence[Lane | RayLane]
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Run the first cell alone, which stores features in the cache for the others, and these in all lanes."""
     first, *rest = cells
     yield first, lanes[0].result(first, lanes[0].submit(first))
     waiting = iter(rest)
-    running: dict[Future[dict[str, Any]], tuple[Lane, Cell]] = {}
+    running: dict[Future[dict[str, Any]], tuple[Lane | RayLane, Cell]] = {}
     for lane, cell in zip(lanes, waiting, strict=False):
         running[lane.submit(cell)] = (lane, cell)
     while running:
@@ -207,3 +265,11 @@ def _begin_worker(places: Places) -> None:
 
 def _work(cell: Cell) -> dict[str, Any]:
     return _stored(cell, _libraries[0])
+
+
+def _work_there(cell: Cell, places: Places) -> dict[str, Any]:
+    """Run a cell in a worker of a cluster, which keeps its library for the next one."""
+    if not _libraries or _libraries[0].places != places:
+        _libraries.clear()
+        _begin_worker(places)
+    return record_of(cell, _libraries[0])

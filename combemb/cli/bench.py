@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from combemb.cli.console import err, notes_shown, running, say
 from combemb.cli.guarded import guarded
-from combemb.cli.options import Quiet
+from combemb.cli.options import Address, Quiet
 from combemb.cli.several import Several
 
 if TYPE_CHECKING:
@@ -79,11 +79,17 @@ def run_tables(
     ] = None,
     folder: Out = Path("bench"),
     retry: Retry = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="ray", help="Spread the cells over a Ray cluster, by default one for each of its cores."),
+    ] = None,
+    address: Address = None,
     quiet: Quiet = False,
 ) -> None:
     """Run the cells of tables that have no result yet; each result is a file, so a stopped run continues.
 
-    Features are extracted once and stay in the cache. If data are missing, the rest runs.
+    Features are extracted once and stay in the cache. If data are missing, the rest runs. With `--engine ray`, all
+    machines read the data at the same path; the results are written here.
 
     Example: `combemb bench run retrieval-cifar10 --preset cpu --data data/ --jobs 2`
     """
@@ -91,6 +97,7 @@ def run_tables(
     from combemb.bench.cells import cells_of
     from combemb.bench.fits import Places
     from combemb.bench.presets import preset_of
+    from combemb.system.errors import require
 
     with running(quiet, "stopped; the same command continues"):
         wanted = [
@@ -100,7 +107,8 @@ def run_tables(
         ]
         if not wanted:
             raise ValueError(f"preset {preset} is not for these tables; `combemb bench list` shows which have cells")
-        outcome = run_cells(wanted, Places(folder / RESULTS, data, weights), jobs, retry)
+        require(engine == "ray" or address is None, "--address needs --engine ray")
+        outcome = run_cells(wanted, Places(folder / RESULTS, data, weights), jobs, retry, engine, address)
         told(outcome)
         say(f"results in {folder / RESULTS}; next: combemb bench report --out {folder}")
         if outcome.missing or outcome.n_failed:
@@ -133,12 +141,14 @@ def report(
         say(f"written to {folder / REPORT}: {', '.join(str(path.relative_to(folder / REPORT)) for path in files)}")
 
 
-def run_cells(cells: Iterable[Cell], places: Places, jobs: int, retry: bool) -> Outcome:
+def run_cells(
+    cells: Iterable[Cell], places: Places, jobs: int, retry: bool, engine: str | None = None, address: str | None = None
+) -> Outcome:
     """Run cells and print a line for each."""
     from combemb.bench.runner import run
 
     with notes_shown():
-        return run(cells, places, jobs=jobs, retry=retry, tell=tell)
+        return run(cells, places, jobs=jobs, retry=retry, tell=tell, engine=engine, address=address)
 
 
 def tell(done: Done) -> None:

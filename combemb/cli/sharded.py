@@ -1,4 +1,4 @@
-"""What `encode`, `index` and `search` do with --engine: blocks, shards and a Ray cluster."""
+"""What `encode`, `index`, `search` and `serve` do with --engine: blocks, shards and a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
-from combemb.cli.console import err, say, tell_broken
+from combemb.cli.console import err, notes_shown, say, tell_broken
 
 if TYPE_CHECKING:
     from combemb.collection.indexed import SearchResult
@@ -53,6 +53,30 @@ def search_shards(
             err.print(f"shards that did not answer, so hits may be missing: {names}", soft_wrap=True, markup=False)
         n_shards, bits = len(collection.index.manifest.shards), collection.model.codebook.bits
         return results, f"{len(collection):,} entries in {n_shards} shards, with codes of {bits} bits."
+
+
+def serve_shards(
+    run: Path,
+    shards: str | None,
+    address: str | None,
+    *,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    names: tuple[str, ...],
+) -> None:
+    """Serve the search of the shards of a run until Ctrl-C, and say where."""
+    from combemb.cli.serve import announced
+    from combemb.explorer.server.access import Access
+    from combemb.explorer.server.serving import serve_application
+    from combemb.explorer.server.shards import shards_application
+    from combemb.scale import ShardedCollection
+
+    url = str(run / SHARDS) if shards is None else shards
+    token, started = announced(url, token_file)
+    access = Access(token, names)
+    with ShardedCollection(run, url, address=address) as collection, notes_shown():
+        serve_application(lambda: shards_application(collection, access), access, host, port, started)
 
 
 def _fitted(run: Path) -> str:

@@ -1,8 +1,10 @@
 """ShardedCollection: a run and its sharded index, searched by images or embeddings as a `Collection` is."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +20,28 @@ from combemb.scale.models import ModelFiles
 from combemb.scale.sharded_index import ShardedIndex
 from combemb.system.arrays import Array
 from combemb.system.errors import require
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search found.
+
+    Attributes
+    ----------
+    results : list of SearchResult
+        One per query that can be read.
+    broken : dict
+        Images that cannot be read, with the reasons.
+    missing : tuple of str
+        Names of the shards that did not answer; empty: the results are exact.
+    n_missing : int
+        Number of entries in these shards.
+    """
+
+    results: list[SearchResult]
+    broken: dict[str, str]
+    missing: tuple[str, ...]
+    n_missing: int
 
 
 class ShardedCollection:
@@ -38,6 +62,7 @@ class ShardedCollection:
     def __init__(self, run: str | Path, url: str, **options: Any):
         self.model: CodeMethod = require_codes(methods.load(run))
         self.index = ShardedIndex(url, self.model.codebook, **options)
+        self._embedding = Lock()
         self.broken: dict[str, str] = {}
         self.missing: tuple[str, ...] = ()
         try:
@@ -59,6 +84,16 @@ class ShardedCollection:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Names of all shards."""
+        return tuple(shard.index.name for shard in self.index.manifest.shards)
+
+    @property
+    def missing_now(self) -> tuple[str, ...]:
+        """Names of the shards that would be missing in an answer now; see `ShardedIndex.missing`."""
+        return self.index.missing
 
     @cached_property
     def entries(self) -> pa.Table:
@@ -112,16 +147,34 @@ class ShardedCollection:
         list of SearchResult
             One per query that can be read.
         """
+        found = self.answer(queries, k, progress=progress)
+        self.broken, self.missing = found.broken, found.missing
+        return found.results
+
+    def answer(self, queries: Any, k: int = 20, *, progress: bool | None = False) -> Answer:
+        """Search as `search` does, and return all that is known about it; several threads may call this at a time.
+
+        Parameters
+        ----------
+        queries, k, progress
+            As for `search`.
+
+        Returns
+        -------
+        Answer
+        """
         given, asked = listed(read_given(queries))
-        data = self.model.read(given, progress=progress)
+        with self._embedding:
+            data = self.model.read(given, progress=progress)
+            z = self.model.embed(data, progress=progress)
         asked = asked if data.rows is None else asked.take(data.rows)
-        found = self.index.search(self.model.embed(data, progress=progress), k)
-        self.broken, self.missing = data.broken, found.missing
+        found = self.index.search(z, k)
         ids, scores = np.asarray(found.ids), np.asarray(found.scores)
         labels = np.full(ids.shape, None) if found.labels is None else np.asarray(found.labels)
         columns = (values.ravel().tolist() for values in (ids, labels, scores))
         hits = iter(self._hit(*hit) for hit in zip(*columns, strict=True))
-        return [SearchResult(Entry(**query), list(islice(hits, ids.shape[1]))) for query in asked.to_pylist()]
+        results = [SearchResult(Entry(**query), list(islice(hits, ids.shape[1]))) for query in asked.to_pylist()]
+        return Answer(results, data.broken, found.missing, found.n_missing)
 
     def _hit(self, name: object, label: str | None, score: float) -> Hit:
         path = str(name) if self.index.manifest.kind == "images" else None

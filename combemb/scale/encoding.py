@@ -91,7 +91,7 @@ def encode_sharded(
     engine : {"local", "ray"}
         This process, or a Ray cluster.
     address : str, optional
-        Of the cluster, see `combemb.scale.engines.connected`.
+        Of the cluster, see `combemb.system.cluster.connected`.
     block_items : int, optional
         Maximum number of items in a block; by default 2,048 images or 32,768 embeddings.
     overwrite : bool

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from numbers import Integral
+from threading import Lock
 from typing import Any, Self
 
 import numpy as np
 
-from combemb.scale.engines import connected
 from combemb.scale.holder import Found, Holder, merged
 from combemb.scale.indexing import Manifest, Shard, read_manifest
 from combemb.scale.store import Store
 from combemb.search.codebook import Codebook
 from combemb.search.index import Hits
 from combemb.system.arrays import Array, to_numpy
+from combemb.system.cluster import connected
 from combemb.system.errors import Note, require
 
 SECONDS_BETWEEN_TRIES = 0.1
@@ -75,7 +76,7 @@ class ShardedIndex:
     codebook : Codebook, optional
         Needed if the shards do not store theirs, as those of a `LocalCodebook`.
     address : str, optional
-        Of the cluster, see `combemb.scale.engines.connected`.
+        Of the cluster, see `combemb.system.cluster.connected`.
     n_actors : int, optional
         By default one per node, at most one per shard.
     n_threads : int, optional
@@ -98,7 +99,7 @@ class ShardedIndex:
         timeout: float = 60.0,
     ):
         require(n_actors is None or n_actors > 0, f"n_actors={n_actors}; give 1 or more")
-        self.patience, self.timeout = patience, timeout
+        self.patience, self.timeout, self._starting = patience, timeout, Lock()
         self.store = Store(str(url))
         self.manifest: Manifest = read_manifest(self.store)
         require(len(self.manifest.shards) > 0, f"{url} has no entries")
@@ -236,8 +237,9 @@ class ShardedIndex:
 
     def _start_again(self, actor: _Actor) -> None:
         """Start an actor that Ray has given up, because it could not load its shards."""
-        if time.monotonic() - actor.since > SECONDS_BETWEEN_RESTARTS:
-            self._start(actor)
+        with self._starting:
+            if time.monotonic() - actor.since > SECONDS_BETWEEN_RESTARTS:
+                self._start(actor)
 
     def _told(self, lost: list[Shard]) -> tuple[tuple[str, ...], int]:
         """Warn of missing shards; return their names and the number of their entries."""

@@ -1,11 +1,14 @@
 """The same bytes and the same hits on a cluster of two nodes, also when nodes, drivers and actors die."""
 
+import json
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.two_nodes import MARK, require_none_left, two_nodes, worker_node
+from benchmarks.two_nodes import MARK, marked, require_none_left, two_nodes, worker_node
 from combemb import CodeIndex, methods
 from combemb.collection.indexed import Collection
 from combemb.scale import (
@@ -48,7 +51,7 @@ def whole(toy):
 
 @pytest.fixture(scope="module")
 def indexed(toy):
-    """A sharded index of five shards."""
+    """A sharded index of four shards."""
     index_sharded(toy / "run", str(toy / "x.npy"), str(toy / "sharded"), **SHARDS, progress=False)
     return toy / "sharded"
 
@@ -135,7 +138,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path, cluster):
 
 @pytest.fixture(scope="module")
 def sharded(indexed, cluster):
-    """Two actors with five shards."""
+    """Two actors with four shards."""
     with ShardedIndex(str(indexed), n_actors=2) as found:
         yield found
 
@@ -261,6 +264,64 @@ def test_a_sharded_collection_answers_like_a_collection(toy, indexed, cluster):
         expected = collection.to_index(numbered=True).search(z, 7, among=np.arange(N) % 2 == 0)
         np.testing.assert_array_equal(rows, expected.ids)
         np.testing.assert_array_equal(scores, expected.scores)
+
+
+def asked(address: str, path: str, body: dict | None = None) -> dict:
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, content, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        return json.load(answer)
+
+
+def test_a_server_answers_like_a_collection_and_says_what_is_missing(toy, indexed, cluster, tmp_path):
+    """The command in a process of its own, and an actor of it that is killed."""
+    collection = Collection.build(toy / "run", toy / "x.npy", overwrite=True, progress=False)
+    expected = [[(hit.id, hit.score) for hit in found.hits] for found in collection.search(features()[:3], 7)]
+    printed, before = tmp_path / "printed", holders()
+    options = ("--port", 0, "--engine", "ray", "--shards", indexed, "--address", cluster.address)
+    command = map(str, (sys.executable, "-m", "combemb", "serve", toy / "run", *options))
+    with printed.open("wb") as file, subprocess.Popen([*command], stdout=file) as server:
+        try:
+            wait_for(lambda: server.poll() is not None or " is served at " in printed.read_text())
+            address = re.search(r"is served at (\S+);", printed.read_text())[1]
+            about = asked(address, "api/index")
+            assert (about["n_entries"], len(about["shards"]), about["missing"]) == (N, 4, [])
+
+            def searched() -> dict:
+                return asked(address, "api/search", {"x": features()[:3].tolist(), "k": 7})
+
+            def hits(found: dict) -> list:
+                return [[(hit["id"], hit["score"]) for hit in own] for own in found["hits"]]
+
+            found = searched()
+            assert (hits(found), found["missing"], found["n_missing"]) == (expected, [], 0)
+            victim = (holders() - before).pop()
+            os.kill(victim, signal.SIGKILL)
+            seen = []
+            wait_for(
+                lambda: seen.append(searched()) or (not seen[-1]["missing"] and any(one["missing"] for one in seen))
+            )
+            for found in seen:
+                n_there = sum(len(own) for own in found["hits"])
+                assert found["n_missing"] == 0 if not found["missing"] else 0 < found["n_missing"] < N
+                assert hits(found) == expected if not found["missing"] else n_there == 21
+            server.send_signal(signal.SIGINT)
+            assert server.wait(300) == 130
+        finally:
+            server.kill()
+
+
+def holders() -> set[int]:
+    """The processes of actors that hold shards."""
+    return {pid for pid, command in marked(os.environ[MARK]).items() if command.startswith("ray::Holder")}
+
+
+def test_what_a_server_of_shards_does_not_have(toy, tmp_path, cluster):
+    run = toy / "run"
+    assert "has no index.json" in refused("serve", run, "--engine", "ray", "--shards", tmp_path)
+    assert "use ray, or leave it out" in refused("serve", run, "--engine", "local")
+    assert "are for the page" in refused("serve", run, "--engine", "ray", "--open")
+    assert "need --engine ray" in refused("serve", run, "--address", "auto")
 
 
 def test_discovery_on_ray_is_that_of_one_process(toy, tmp_path, cluster):

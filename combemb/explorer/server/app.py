@@ -18,6 +18,7 @@ from combemb.explorer.server.routes import changes, exports, items, jobs, pages,
 from combemb.system.version import __version__
 
 PROBLEMS = ("4XX", "5XX", "422")
+RESPONSES: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in PROBLEMS}
 ABOUT = """Look at what was found, name it, search it, export it, fit again.
 `docs/decisions/explorer.md` of combemb says what the words mean: row, class, state, job."""
 
@@ -65,17 +66,16 @@ def application(options: Options) -> FastAPI:
         redirect_slashes=False,
     )
     answer_problems(app)
-    problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in PROBLEMS}
     for part in (runs, items, changes, search, exports, jobs):
-        app.include_router(part.routes(current), prefix="/api", responses=problems)
-    app.include_router(pages.routes(lambda: _description(app), options.access))
+        app.include_router(part.routes(current), prefix="/api", responses=RESPONSES)
+    app.include_router(pages.routes(lambda: described(app), options.access))
     app.mount("/static", pages.Static(directory=pages.STATIC, follow_symlink=False, check_dir=False))
     app.add_middleware(Guard, access=options.access)
     app.state.current = current
     return app
 
 
-def _description(app: FastAPI) -> dict[str, Any]:
+def described(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI description; problems are JSON, also where the answer is a picture or a table."""
     api = app.openapi()
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}

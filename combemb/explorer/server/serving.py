@@ -8,7 +8,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
-from combemb.explorer.server.access import is_loopback
+from combemb.explorer.server.access import Access, is_loopback
 from combemb.explorer.server.app import Options, application
 from combemb.system.errors import require
 
@@ -34,22 +34,31 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def serve(options: Options, host: str, port: int, started: Callable[[str], object]) -> None:
-    """Serve a run; `started` gets the address as soon as requests are answered.
+    """Serve a run; see `serve_application`."""
+    serve_application(lambda: application(options), options.access, host, port, started)
+
+
+def serve_application(
+    make: Callable[[], FastAPI], access: Access, host: str, port: int, started: Callable[[str], object]
+) -> None:
+    """Serve an application; `started` gets the address as soon as requests are answered.
 
     Parameters
     ----------
-    options : Options
+    make : callable
+        Returns the application, whose guard has the rules of `access`.
+    access : Access
+        Any address that others can reach needs a token.
     host : str
-        Any address that others can reach needs a token in `options.access`.
     port : int
         0 takes a free one.
     started : callable
     """
-    has_token = options.access.token is not None
+    has_token = access.token is not None
     what_to_do = "give --token-file FILE, which is written with a new token if it does not exist"
     require(has_token or is_loopback(host), f"{host} can be reached by others; {what_to_do}")
-    require(has_token or not options.access.hosts, f"a server with a name can be reached by others; {what_to_do}")
-    app = application(options)
+    require(has_token or not access.hosts, f"a server with a name can be reached by others; {what_to_do}")
+    app = make()
     with listening(host, port) as found:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # requests share the cores among each other

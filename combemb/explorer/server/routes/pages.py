@@ -52,6 +52,14 @@ def routes(description: Callable[[], dict[str, Any]], access: Access) -> APIRout
         answer.set_cookie(COOKIE, access.new_session(), max_age=age, httponly=True, samesite="strict", path="/")
         return answer
 
+    router.include_router(description_routes(description))
+    return router
+
+
+def description_routes(description: Callable[[], dict[str, Any]]) -> APIRouter:
+    """Return the routes of the API as a page and as a file; description: as for `routes`."""
+    router = APIRouter(include_in_schema=False)
+
     @router.get("/api/openapi.json")
     def openapi() -> JSONResponse:
         return JSONResponse(description())
