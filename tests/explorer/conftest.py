@@ -25,16 +25,20 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished_run(photos: Path) -> Path:
     """A run on them with index, discovery and map."""
-    run = fitted(photos, photos.parent / "run")
-    done("discover", run, "--n-novel", "2", "--quiet")
-    done("index", run, "--quiet")
-    return run
+    return run_on(photos)
 
 
 @pytest.fixture
 def run(finished_run: Path, tmp_path: Path) -> Path:
     """Such a run that a test may change."""
     return shutil.copytree(finished_run, tmp_path / "runs" / "photos")
+
+
+def run_on(photos: Path) -> Path:
+    run = fitted(photos, photos.parent / "run")
+    done("discover", run, "--n-novel", "2", "--quiet")
+    done("index", run, "--quiet")
+    return run
 
 
 def client_of(run: Path, **options) -> TestClient:

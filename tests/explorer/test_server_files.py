@@ -12,10 +12,22 @@ from combemb.explorer.server import pictures
 from combemb.explorer.server.access import Access
 from combemb.explorer.server.problems import Refused
 from combemb.explorer.server.routes import pages
-from tests.explorer.conftest import client_of
+from tests.explorer.conftest import client_of, run_on
 from tests.explorer.sending import asked, code, png
+from tests.pictures import write_folder
 
 TOKEN = "correct-horse-battery-staple"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures for these tests alone, which change some: their features would be extracted again elsewhere."""
+    return write_folder(tmp_path_factory.mktemp("files") / "photos")
+
+
+@pytest.fixture(scope="module")
+def finished_run(photos: Path) -> Path:
+    return run_on(photos)
 
 
 @pytest.mark.parametrize("path", ["/", "/api", "/api/run", "/api/none", "/static/none", "/api/items/3/thumbnail"])

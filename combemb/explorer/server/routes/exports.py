@@ -53,7 +53,7 @@ def routes(current: Current) -> APIRouter:
         """Return the images in a folder per class."""
         files, classes = _files(current.served)
         headers = _attachment("images.zip")
-        return StreamingResponse(_zipped(files, classes), media_type=MEDIA["zip"], headers=headers)
+        return StreamingResponse(zipped(files, classes), media_type=MEDIA["zip"], headers=headers)
 
     @router.post("/folders")
     def folders(asked: bodies.Folders) -> messages.Sorted:
@@ -93,7 +93,7 @@ def _files(served: Served) -> tuple[list[Path], list[str]]:
     return [path for path, _ in kept], [name for _, name in kept]
 
 
-def _zipped(files: list[Path], classes: list[str]) -> Iterator[bytes]:
+def zipped(files: list[Path], classes: list[str]) -> Iterator[bytes]:
     """Yield a ZIP file part by part; images are compressed already, so they are stored as they are."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive:  # some are from 1970
