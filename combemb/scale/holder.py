@@ -97,6 +97,13 @@ class Holder:
         """Return the number of stored codes."""
         return sum(held.index.n_codes for held in self.held)
 
+    def codes(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of these entries are in the shards (n,), as positions in `numbers`, and their codes (n, M)."""
+        places = [np.flatnonzero(held.shard.holds(numbers)) for held in self.held]
+        pairs = zip(self.held, places, strict=True)
+        found = [held.index.codes(numbers[own] - held.shard.first) for held, own in pairs]
+        return np.concatenate(places), np.concatenate(found)
+
     def n_known(self, among: Any) -> int:
         """Return how many entries are among these ids."""
         return sum(len(held.known(among)) for held in self.held)

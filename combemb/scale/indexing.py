@@ -41,6 +41,10 @@ class Shard:
     index: Written
     entries: Written | None
 
+    def holds(self, numbers: np.ndarray) -> np.ndarray:
+        """Return which entries are in this shard, bool (n,), by their numbers (n,)."""
+        return (numbers >= self.first) & (numbers < self.first + self.n_entries)
+
 
 @dataclass(frozen=True)
 class Manifest:

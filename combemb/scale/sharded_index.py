@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from combemb.scale.holder import Found, Holder, merged
+from combemb.scale.holder import Found, Holder, entries_of, merged
 from combemb.scale.indexing import Manifest, Shard, read_manifest
 from combemb.scale.store import Store
 from combemb.search.codebook import Codebook
@@ -67,6 +67,7 @@ class ShardedIndex:
 
     Actors of Ray hold the shards, one actor per node by default. Each query goes to all of them. Ray restarts an actor
     that died, on another node if necessary, and it reads its shards again; until it has, hits name the missing shards.
+    It has what reads in `CodeIndex`; to change an index, write another one.
     Use it in a `with` block, or call `close`.
 
     Parameters
@@ -143,6 +144,38 @@ class ShardedIndex:
         """Names of the shards that would be missing in an answer now."""
         _, lost = self._asked(lambda handle: handle.n_codes.remote(), patience=0.0)
         return _names(lost)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The ids in the order of adding: int64, or objects for strings; read from the store, not from the actors."""
+        tables = [None if shard.entries is None else entries_of(self.store, shard) for shard in self.manifest.shards]
+        if not any(table is not None and "id" in table.column_names for table in tables):
+            return np.arange(len(self))
+        names = [
+            np.arange(shard.first, shard.first + shard.n_entries) if table is None else table["id"].to_numpy()
+            for shard, table in zip(self.manifest.shards, tables, strict=True)
+        ]
+        return np.concatenate([own.astype(object) for own in names])
+
+    def codes(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the codes (n, M) uint8 of entries by their places (n,) in the order of adding, or of all entries.
+
+        Raises
+        ------
+        ValueError
+            If shards are missing that hold some of them.
+        """
+        rows = np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64)
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"rows span {rows.min()}..{rows.max()}, but there are {len(self)} entries")
+        sent = self._sent(rows)
+        answers, lost = self._asked(lambda handle: handle.codes.remote(sent))
+        lost = [shard for shard in lost if shard.holds(rows).any()]
+        require(not lost, f"{', '.join(_names(lost))} did not answer; ask again when they are loaded")
+        found = np.empty((len(rows), len(self.codebook.sizes)), np.uint8)
+        for places, codes in answers:
+            found[places] = codes
+        return found
 
     def search(self, queries: Array, k: int = 10, *, among: Any = None) -> ShardedHits:
         """Return the k nearest entries of each query, as `CodeIndex.search` does.

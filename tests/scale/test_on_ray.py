@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.two_nodes import MARK, marked, require_none_left, two_nodes, worker_node
@@ -156,6 +158,30 @@ def test_hits_are_those_of_a_single_index(sharded, single, k):
     assert hits.to_list() == expected.to_list()
 
 
+def test_ids_and_codes_are_those_of_a_single_index(sharded, single):
+    index, _ = single
+    assert sharded.n_codes >= index.n_codes
+    np.testing.assert_array_equal(sharded.ids, index.ids)
+    np.testing.assert_array_equal(sharded.codes(), index.codes())
+    rows = np.array([1_999, 0, 700, 700, 512, 511])
+    np.testing.assert_array_equal(sharded.codes(rows), index.codes(rows))
+    assert sharded.codes(rows[:0]).shape == (0, index.codes(rows).shape[1])
+    for row in (-1, N):
+        with pytest.raises(IndexError, match=f"rows span {row}..{row}, but there are {N} entries"):
+            sharded.codes(np.array([row]))
+
+
+def test_names_are_ids_too(toy, tmp_path, cluster):
+    names = [f"item-{row}" for row in range(N)]
+    pq.write_table(pa.table({"embedding": list(features()), "id": names}), tmp_path / "x.parquet")
+    index_sharded(toy / "run", str(tmp_path / "x.parquet"), str(tmp_path / "index"), **SHARDS, progress=False)
+    with ShardedIndex(str(tmp_path / "index"), n_actors=2) as index:
+        assert index.ids.tolist() == names
+        hits = index.search(index.codebook.decode(index.codes(np.array([1_234]))), 5, among=names[1_000:])
+        assert hits.ids[0].tolist() == [names[number] for number in hits.numbers[0]]
+        assert hits.numbers.min() >= 1_000
+
+
 def test_a_search_among_some_and_by_score_is_that_of_a_single_index(sharded, single):
     index, queries = single
     mask = np.random.default_rng(0).random(N) < 0.2
@@ -180,6 +206,8 @@ def test_every_answer_is_exact_or_says_what_is_missing(sharded, single):
     held = [actor.shards for actor in sharded._actors]
     pid = sharded._ray.get(sharded._actors[0].handle.__ray_call__.remote(lambda _: os.getpid()))
     os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ValueError, match=r"shards/00000.safetensors.* did not answer; ask again when they are loaded"):
+        sharded.codes()
     n_partial, deadline = 0, time.monotonic() + 300
     while time.monotonic() < deadline:
         with warnings.catch_warnings(record=True) as caught:
