@@ -241,9 +241,8 @@ class CombEmb(PairSettings, DeepMethod, CodeMethod):
                 self._calibrate(all_pi, batch)
             compared = self._compared(all_pi, z, batch, matrix)
             positives = compared.positives(self, batch, own, self.scratch.pull)
-        meta = meta_class_loss(
-            cosines[labelled], meta_labels(net.meta_classes, batch.labels[labelled]), self.temperature
-        )
+        known = meta_labels(net.meta_classes, batch.labels[labelled], cosines.shape[1])
+        meta = meta_class_loss(cosines[labelled], known, self.temperature)
         anchors = (z / math.sqrt(self.n_sets)).split([batch.n_labelled, len(z) - batch.n_labelled])
         weights = self.labelled_anchors * self.scratch.trust, 1.0
         similarity = sum(

@@ -119,7 +119,8 @@ def test_meta_classes_are_as_many_as_suit_the_seen_classes_and_the_bits(n_seen, 
 @pytest.mark.filterwarnings("ignore::combemb.data.first_look.OddLabels")
 def test_labels_of_all_items_or_of_one_class_are_learned_from():
     x, labels = problem()
-    for given in (np.arange(200) % 5, np.where(labels == 2, 2, -1)):
+    table = np.where(labels[:, None] == 2, [0, 1, 0], -1)  # the other columns have no item
+    for given in (np.arange(200) % 5, table, np.where(labels == 2, 2, -1)):
         method = CombEmb(**SMALL).fit(x, given)
         assert method.embed(x).isfinite().all()
         assert len(method.summary()) >= 4

@@ -142,13 +142,13 @@ def count_partitions(n_classes: int, n_meta_classes: int) -> int:
     return surjections // math.factorial(K)
 
 
-def meta_labels(table: Tensor, labels: Tensor) -> Tensor:
+def meta_labels(table: Tensor, labels: Tensor, n_meta_classes: int) -> Tensor:
     """Return the labels of Eq. 4 for class labels.
 
-    table (M, C). labels (B,) class positions -> (B, M) meta-classes; labels (B, C) of 0/1 -> (B, K, M), the share of an
-    item's classes that falls into each meta-class.
+    table (M, C), its values below K = n_meta_classes. labels (B,) class positions -> (B, M) meta-classes; labels (B, C)
+    of 0/1 -> (B, K, M), the share of an item's classes that falls into each meta-class.
     """
     if labels.dim() == 1:
         return table.T[labels]
     shares = labels / labels.sum(dim=1, keepdim=True)
-    return torch.einsum("bc,mck->bkm", shares, functional.one_hot(table).to(labels.dtype))
+    return torch.einsum("bc,mck->bkm", shares, functional.one_hot(table, n_meta_classes).to(labels.dtype))

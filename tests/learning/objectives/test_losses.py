@@ -84,8 +84,8 @@ def test_a_one_hot_membership_gives_the_loss_of_the_label(K, M, d):
     )
     labels = torch.randint(3 * K, (9,), generator=torch.Generator().manual_seed(4))
     one_hot = torch.nn.functional.one_hot(labels, 3 * K).double()
-    hard = meta_loss(z, prototypes, meta_labels(table, labels), 0.1)
-    soft = meta_loss(z, prototypes, meta_labels(table, one_hot), 0.1)
+    hard = meta_loss(z, prototypes, meta_labels(table, labels, K), 0.1)
+    soft = meta_loss(z, prototypes, meta_labels(table, one_hot, K), 0.1)
     torch.testing.assert_close(soft, hard, rtol=1e-12, atol=0)
 
 
@@ -95,8 +95,8 @@ def test_two_labels_give_the_mean_of_both_losses():
     table[:, 3:] = torch.arange(4)  # every meta-class occurs
     both = torch.zeros(1, 7, dtype=torch.float64)
     both[0, [1, 4]] = 1
-    first, second = (meta_loss(z, prototypes, meta_labels(table, torch.tensor([c])), 0.1) for c in (1, 4))
-    loss = float(meta_loss(z, prototypes, meta_labels(table, both), 0.1))
+    first, second = (meta_loss(z, prototypes, meta_labels(table, torch.tensor([c]), 4), 0.1) for c in (1, 4))
+    loss = float(meta_loss(z, prototypes, meta_labels(table, both, 4), 0.1))
     assert loss == pytest.approx(float(first + second) / 2, rel=1e-12)
     assert abs(float(first - second)) > 1e-3  # else the mean would say nothing
     loops = naive.meta_loss_of_classes(z[0].tolist(), prototypes.tolist(), table.tolist(), [1, 4], 0.1)

@@ -213,7 +213,7 @@ def test_an_item_of_two_classes_counts_as_half_an_item_of_each():
 def test_meta_labels_look_up_the_table():
     table = draw_meta_classes(random_embeddings(7), 5, 4, n_dims=10, seed=0).table
     labels = torch.tensor([6, 0, 3, 3])
-    assert meta_labels(table, labels).tolist() == [[int(table[m, c]) for m in range(5)] for c in labels]
+    assert meta_labels(table, labels, 4).tolist() == [[int(table[m, c]) for m in range(5)] for c in labels]
 
 
 def test_meta_labels_of_several_classes_are_shares():
@@ -226,4 +226,4 @@ def test_meta_labels_of_several_classes_are_shares():
     for b, own in enumerate(classes):
         for c, m in itertools.product(own, range(5)):
             expected[b, int(table[m, c]), m] += 1 / len(own)
-    torch.testing.assert_close(meta_labels(table, labels), expected)
+    torch.testing.assert_close(meta_labels(table, labels, 4), expected)

@@ -5,7 +5,12 @@ import pytest
 import torch
 from scipy.linalg import orthogonal_procrustes
 
-from combemb.learning.objectives.rotations import balanced_order, nearest_rotation, principal_components
+from combemb.learning.objectives.rotations import (
+    balanced_components,
+    balanced_order,
+    nearest_rotation,
+    principal_components,
+)
 
 
 def test_the_nearest_rotation_is_scipys():
@@ -52,3 +57,15 @@ def test_products_of_variances_are_nearly_equal():
 
 def test_constant_features_can_be_allocated():
     assert sorted(balanced_order(torch.zeros(6), 3).tolist()) == list(range(6))
+
+
+def test_the_leading_components_are_balanced_and_no_more_than_fit_the_sets():
+    x = torch.randn(500, 9, generator=torch.Generator().manual_seed(3))
+    x = x @ torch.diag(torch.tensor([90.0, 4, 3.8, 3.5, 3.2, 3, 0.5, 0.1, 0.01])) + 2
+    mean, components, variances = principal_components([x])
+    for at_most, D in ((7, 6), (6, 6), (9, 8), (50, 8)):
+        found_mean, found = balanced_components(x.split(200), 2, at_most)
+        torch.testing.assert_close(found_mean, mean)
+        expected = components[:, balanced_order(variances[:D], 2)]
+        torch.testing.assert_close((found.T @ expected).abs(), torch.eye(D, dtype=torch.float64))
+    assert balanced_order(variances[:6], 2).tolist() != balanced_order(variances[-6:], 2).tolist()
