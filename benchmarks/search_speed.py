@@ -1,7 +1,8 @@
 """Search of CodeIndex against FAISS's IndexPQFastScan on the same codes: 100 nearest, two threads, ratios in one run.
 
 python benchmarks/search_speed.py random           # 48 random bits, 5,000,000 codes, 1, 16 and 1,000 queries
-python benchmarks/search_speed.py small            # 48 random bits: 100,000 codes, 1 query; a million and two, 16
+python benchmarks/search_speed.py small            # 48 random bits: 1,000 and 100,000 codes, 1 query, which is what
+                                                   # a search costs besides its scan; one and two million, 16
 python benchmarks/search_speed.py trained          # 24 bits of a model of digits, 5,000,000 entries
 python benchmarks/search_speed.py curve            # the same, 100,000 to 50,000,000 entries
 
@@ -23,7 +24,7 @@ from combemb.data import datasets
 from combemb.search.codebook import ProductCodebook
 
 K, THREADS, ROUNDS = 100, 2, 5
-SMALL = ((100_000, 1), (1_000_000, 16), (2_000_000, 16))  # codes and queries
+SMALL = ((1_000, 1), (100_000, 1), (1_000_000, 16), (2_000_000, 16))  # codes and queries
 SMALL_ROUNDS = 41
 
 
