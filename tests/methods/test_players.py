@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from combemb.methods.ssah import SSAH, Distorter
-from combemb.methods.ssgah import SSGAH
+from combemb.methods.ssgah import SSGAH, Discriminator, Generator
+from combemb.system.machine import seeded
 from tests.blobs import blobs
 
 SMALL = {"bits": 12, "epochs": 1, "batch_size": 48, "player_width": 8, "device": "cpu", "check": False}
@@ -36,3 +37,20 @@ def test_the_adversary_turns_by_the_tanh_of_its_outputs_times_the_largest_angle(
     turns, angles = map(torch.cat, zip(*given, strict=True))
     assert turns.abs().max() > 0.5  # where tanh is far from linear
     torch.testing.assert_close(angles, math.radians(40) * turns.tanh())
+
+
+def test_the_generator_adds_to_the_features_of_an_item():
+    generator, x = Generator(6, 8, 3), torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    with seeded(1):
+        made = generator(x)
+    with seeded(1):
+        noise = [torch.randn(4, 3) for _ in range(2)]
+    for part, residual, luck in zip(made, (generator.positive, generator.negative), noise, strict=True):
+        torch.testing.assert_close(part - x, residual(torch.cat([x, luck], dim=1)))
+
+
+def test_the_discriminator_of_features_sees_which_item_is_which():
+    with seeded(0):
+        discriminator, (a, b, c, other) = Discriminator(6, 8), torch.randn(4, 1, 6)
+    triplets = ((a, b, c), (a, c, b), (b, a, c), (other, b, c), (a, other, c), (a, b, other))
+    assert len({discriminator(*triplet).item() for triplet in triplets}) == len(triplets)

@@ -11,6 +11,7 @@ from combemb.learning.objectives.image_players import (
     ImageDiscriminator,
     ImageDistorter,
     ImageGenerator,
+    Residual,
     scaled,
     steady_statistics,
     unscaled,
@@ -66,6 +67,23 @@ def test_each_half_of_the_generator_makes_its_own_image(pixels):
         mine, theirs = torch.autograd.grad(part.square().mean(), weights, allow_unused=True)
         assert mine.abs().sum() > 0
         assert theirs is None
+
+
+def test_what_is_made_depends_on_the_image(pixels):
+    with seeded(0):
+        generator = ImageGenerator(width=4, n_noise=3)
+    made = []
+    for image in (pixels[:1], pixels[1:2]):
+        with seeded(1):  # the same noise
+            made.append(generator(image))
+    for first, second in zip(*made, strict=True):
+        assert (first - second).abs().mean() > 1
+
+
+def test_a_residual_block_is_added_to_its_input():
+    block = Residual(4)
+    x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(block(x) - x, block.residual(x))
 
 
 def test_a_judge_sees_which_image_is_which(pixels):

@@ -117,3 +117,12 @@ def test_the_network_gives_sub_vectors_of_equal_length_in_rows_of_unit_length():
     z = network(random_units(9, 20).float())
     torch.testing.assert_close(z.unflatten(1, (6, 3)).norm(dim=2), torch.full((9, 6), 6**-0.5))
     torch.testing.assert_close(network.prototypes.norm(dim=2), torch.ones(6, 4))
+
+
+def test_the_predictor_normalises_its_hidden_layer():
+    network = CombinatorialNetwork(20, 5, (6, 4, 3), 8).train()
+    x = 100 * random_units(9, 18).float()  # far above the epsilon of the norm
+    before = network.predictor(x)
+    with torch.no_grad():
+        network.predictor[0].weight.mul_(3)
+    torch.testing.assert_close(network.predictor(x), before, rtol=1e-3, atol=1e-4)
