@@ -91,6 +91,7 @@ def test_classes_have_their_colours_wherever_the_page_begins(chromium: Browser, 
     with page_in(chromium) as page:
         settled(page, address, "review")
         page.keyboard.press("m")
+        expect(page.locator(".choices .mark")).to_have_count(4)
         marks = page.locator(".choices .mark").evaluate_all("all => all.map((one) => getComputedStyle(one).color)")
         assert len(set(marks)) == len(marks) == 4
 
