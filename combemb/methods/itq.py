@@ -14,7 +14,7 @@ from combemb.learning.settings import setting
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ITQ(BinaryMethod, LinearCodes):
+class ITQ(LinearCodes, BinaryMethod):  # in this order, so that `n_views` is that of linear codes
     """Iterative quantisation (Gong et al. 2012): centre, project to `bits` principal components, rotate.
 
     Minimises ||B - V R||^2 over signs B and rotations R, V the projected data: B = sign(V R), then the Procrustes step
