@@ -257,9 +257,14 @@ def test_the_command_line(toy, tmp_path, cluster):
     run, x, local = toy / "run", toy / "x.npy", ("--engine", "local", "--block-items", 500)
     text = done("encode", run, x, "--out", tmp_path / "codes", *local).stdout
     assert "2,000 codes in 4 blocks" in text
+    on_ray = ("--engine", "ray", "--address", cluster.address, "--block-items", 500)
+    done("encode", run, x, "--out", tmp_path / "again", *on_ray)
+    assert contents(tmp_path / "again") == contents(tmp_path / "codes")
     shards = ("--shards", tmp_path / "index")
     text = done("index", run, "--embeddings", x, *shards, *local, "--shard-items", 1_000).stdout
     assert "2,000 entries with codes of 12 bits in 2 shards" in text
+    done("index", run, "--embeddings", x, "--shards", tmp_path / "again", *on_ray, "--shard-items", 1_000)
+    assert contents(tmp_path / "again") == contents(tmp_path / "index")
     more = (*shards, "--engine", "ray", "--address", cluster.address)
     np.save(tmp_path / "q.npy", features()[:2])
     found = done("search", run, tmp_path / "q.npy", "-k", 5, "--json", *more).stdout
