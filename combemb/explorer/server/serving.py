@@ -19,7 +19,8 @@ def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens; raise a ValueError if the address is not free."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        found = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sends at once if the socket says that it is TCP; else the second part of an answer waits for 40 ms
+        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)
