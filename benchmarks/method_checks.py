@@ -194,7 +194,8 @@ def fit_again(cell: dict[str, Any], path: Path | None) -> dict[str, Any]:
     """Return the mAP of a fit in this new process, and digests of its codes and embeddings."""
     threads = 2 if cell["rounding"] == "2 threads" else 1
     torch.set_num_threads(threads)
-    pile = pile_of(features_of(cell["dataset"], path, False), "balanced", SPLIT, cell["seed"])
+    own = path if cell["dataset"] == DATASET else None  # the digits come with the package
+    pile = pile_of(features_of(cell["dataset"], own, False), "balanced", SPLIT, cell["seed"])
     is_deep = issubclass(code_methods()[cell["method"]], DeepMethod)
     model = fitted(cell | {"settings": cell["settings"] | ({"threads": threads} if is_deep else {})}, pile)
     found = {key: value for key, value in retrieval(model, pile).items() if key in {"novel_codes", "seen_codes"}}

@@ -48,7 +48,7 @@ def index(
     address: Address = None,
     block_items: BlockItems = None,
     shard_items: Annotated[
-        int | None, typer.Option(min=1, help="Items in a shard, with --engine; by default 5,000,000.")
+        int | None, typer.Option(min=1, help="Items in a shard at most, about; with --engine; by default 5,000,000.")
     ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,

@@ -128,7 +128,8 @@ def index_sharded(
     run, source, out, engine, address, block_items, overwrite, training_part, progress
         As for `encode_sharded`.
     shard_items : int
-        A shard gets whole blocks until it has so many items.
+        About how many items a shard has at most. It has whole blocks, and all shards have about equally many items,
+        so that none of the nodes that search them waits for another.
 
     Returns
     -------
@@ -172,16 +173,20 @@ def read_manifest(store: Store) -> Manifest:
 
 
 def _parts(found: Encoded, shard_items: int) -> list[tuple[int, list[Receipt]]]:
-    """Return the first entry and the blocks of each shard; planned sizes decide, so that broken images do not."""
+    """Return the first entry and the blocks of each shard, as even as whole blocks allow.
+
+    A block belongs where its middle is. Planned sizes decide, so that broken images do not.
+    """
     parts: list[tuple[int, list[Receipt]]] = []
-    n_planned, first = shard_items, 0
+    n_planned, last, first = found.plan.n_items, -1, 0
+    n_shards = -(-n_planned // shard_items)
     for receipt in found.receipts:
-        if n_planned >= shard_items:
+        block = found.plan.block(receipt.number)
+        number = (2 * block.first + block.n_rows) * n_shards // (2 * n_planned)
+        if number > last:
             parts.append((first, []))
-            n_planned = 0
         parts[-1][1].append(receipt)
-        n_planned += found.plan.block(receipt.number).n_rows
-        first += receipt.n_items
+        first, last = first + receipt.n_items, number
     return parts
 
 

@@ -55,6 +55,15 @@ def test_k_means_ends_where_every_point_is_at_its_nearest_centre():
     np.testing.assert_array_equal(distances.argmin(axis=1), clusters)
 
 
+def test_each_set_is_drawn_in_its_own_few_dimensions():
+    """Classes that are far apart in one dimension, and alternate in the other: only the latter alone joins 0, 2 and 4."""
+    embeddings = torch.tensor([[0.0, 0], [10, 1], [20, 0], [100, 1], [110, 0], [120, 1]])
+    alternating = (0, 1, 0, 1, 0, 1)
+    for n_dims, is_found in ((1, True), (2, False)):
+        drawn = (draw_meta_classes(embeddings, 1, 2, n_dims=n_dims, seed=seed).table[0] for seed in range(20))
+        assert (alternating in {canonical(row.tolist()) for row in drawn}) == is_found
+
+
 @pytest.mark.parametrize(("C", "K", "M"), [(7, 2, 12), (10, 4, 24), (12, 8, 8), (20, 16, 6)])
 def test_every_set_is_a_partition_with_no_meta_class_empty_and_no_two_sets_are_equal(C, K, M):
     drawn = draw_meta_classes(random_embeddings(C), M, K, n_dims=10, seed=0)
