@@ -10,8 +10,8 @@ defaults of each method at 48 bits. The largest difference of the total loss in 
 idle). Runs alternate; the median of the rounds counts.
 
 A step on features takes 25 ms, too little to share: messages take half of it. With `--images`, a ResNet-18 of a
-quarter of the usual width is trained from random weights, on images of 32 px in batches of 128; its batch norms are per process,
-so that the losses are not compared.
+quarter of the usual width is trained from random weights, on images of 32 px in batches of 128. Its batch norms are
+per process, so that the losses are not compared.
 """
 
 import argparse
