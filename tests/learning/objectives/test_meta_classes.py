@@ -56,7 +56,7 @@ def test_k_means_ends_where_every_point_is_at_its_nearest_centre():
 
 
 def test_each_set_is_drawn_in_its_own_few_dimensions():
-    """Classes are far apart in one dimension and alternate in the other, which alone joins the first, third and fifth."""
+    """Classes are far apart in one dimension and alternate in the other, which alone joins 0, 2 and 4."""
     embeddings = torch.tensor([[0.0, 0], [10, 1], [20, 0], [100, 1], [110, 0], [120, 1]])
     alternating = (0, 1, 0, 1, 0, 1)
     for n_dims, is_found in ((1, True), (2, False)):
