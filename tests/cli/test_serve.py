@@ -39,8 +39,14 @@ def run(discovered: Path, tmp_path: Path) -> Path:
 @contextmanager
 def served(run: Path, *options: object) -> Iterator[tuple[BaseProcess, str, Path]]:
     """Serve a run: the process, its address, and what it prints."""
-    printed = run.parent / "printed"
-    process = started(command, printed, "serve", run, "--port", 0, *options)
+    with serving(run.parent / "printed", "serve", run, "--port", 0, *options) as found:
+        yield found
+
+
+@contextmanager
+def serving(printed: Path, *words: object) -> Iterator[tuple[BaseProcess, str, Path]]:
+    """Run a command that serves a run: the process, the address, and what it prints."""
+    process = started(command, printed, *words)
     try:
         deadline = time.monotonic() + SECONDS
         while not (found := re.search(r"is served at (\S+);", printed.read_text() if printed.exists() else "")):
@@ -170,10 +176,8 @@ def test_what_cannot_be_served(run: Path, tmp_path: Path):
     assert "--port 0" in told
 
 
-def test_run_serves_what_it_made(items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    calls = []
-    monkeypatch.setattr("combemb.cli.run.serve_run", lambda folder, **options: calls.append((folder, options)))
-    arguments = ("--method", "itq", "--bits", "12", "--quiet", "--serve", "--port", "0")
-    done("run", items, "--out", tmp_path / "run", *arguments)
-    assert calls == [(tmp_path / "run", {"port": 0, "opens": False})]
-    assert (tmp_path / "run" / "discovery-map.safetensors").exists()
+def test_run_serves_what_it_made(items: Path, tmp_path: Path):
+    words = ("run", items, "--out", tmp_path / "run", "--method", "itq", "--bits", "12", "--serve", "--port", "0")
+    with serving(tmp_path / "printed", *words) as (_, address, _):
+        about = asked(address, "api/run")
+        assert (about["name"], about["map"], about["discovery"]) == ("run", "ready", "ready")
