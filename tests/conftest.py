@@ -1,11 +1,15 @@
 """Settings and fixtures of all tests."""
 
+import signal
 from functools import partial
 
 import pytest
 
 from combemb.learning import deep
 from combemb.learning.loop import train
+
+# Jobs in the background of a shell ignore Ctrl-C, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
