@@ -318,7 +318,7 @@ def test_a_server_answers_like_a_collection_and_says_what_is_missing(toy, indexe
             wait_for(lambda: server.poll() is not None or " is served at " in printed.read_text())
             address = re.search(r"is served at (\S+);", printed.read_text())[1]
             about = asked(address, "api/index")
-            assert (about["n_entries"], len(about["shards"]), about["missing"]) == (N, 4, [])
+            assert (about["n_entries"], len(about["shards"]), about["missing"]) == (N, 5, [])
 
             def searched() -> dict:
                 return asked(address, "api/search", {"x": features()[:3].tolist(), "k": 7})
