@@ -31,9 +31,12 @@ def marked(mark: str) -> dict[int, str]:
         try:
             is_marked = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:  # it has ended
             continue
-        is_own = "resource_tracker" in command  # of multiprocessing; it ends with this process
+        is_own = (
+            "resource_tracker" in command and parent == os.getpid()
+        )  # of multiprocessing; it ends with this process
         if is_marked and command and not is_own and int(folder.name) != os.getpid():
             found[int(folder.name)] = command
     return found
